@@ -1,0 +1,1 @@
+"""What an op and a step cost on a GPU."""

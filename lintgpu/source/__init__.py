@@ -1,0 +1,1 @@
+"""Read files as text with spans: one reader a language, suppressions, edits."""

@@ -1,0 +1,1 @@
+"""Find models, their knobs and their workload in files, without running any code of them."""

@@ -1,0 +1,1 @@
+"""Time the claims on a real GPU, and check the numbers."""

@@ -1,0 +1,1 @@
+"""The rules, one flat file each; lintgpu.rule finds them here."""
