@@ -103,6 +103,10 @@ class Family(ABC):
     def find(self, file: SourceFile, settings: Settings) -> Iterator[Target]:
         """The targets that `file` declares; nothing where the file is not of this family."""
 
+    def declared(self, settings: Settings) -> Iterator[Target]:
+        """The targets that [tool.lintgpu.targets] or --model declare; nothing for most families."""
+        return iter(())
+
     @abstractmethod
     def build(self, spec: Mapping[str, Any], workload: Workload, changes: Mapping[str, int]) -> Built:
         """Build the model on meta with the knobs in `changes` (knob id -> value) replaced.
