@@ -114,6 +114,10 @@ class Family(ABC):
         Raises lintgpu.trace.errors.BuildError with a true reason where it cannot.
         """
 
+    def resolve(self, target: Target, knob_id: str) -> Knob | None:
+        """The knob behind an id that a trace names. Families whose worker finds literals in source override this."""
+        return next((knob for knob in target.knobs if knob.id == knob_id), None)
+
     def estimate(self, target: Target, workload: Workload, changes: Mapping[str, int]) -> Trace | None:
         """A trace from the config's numbers alone, or None where the family cannot say."""
         return None
