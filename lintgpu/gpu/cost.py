@@ -1,0 +1,101 @@
+"""GPU time of each op of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lintgpu.gpu import attention as attention_model
+from lintgpu.gpu.costs import MATH, MEMORY, OpCost
+from lintgpu.gpu.gemm import GemmTimes, gemm_times
+from lintgpu.gpu.gemms import DTYPES, Gemms, gemms_of
+from lintgpu.gpu.memory import transfer_us
+from lintgpu.gpu.profiles import Profile
+from lintgpu.trace.records import Op
+from lintgpu.workload import Workload
+
+LATENCY = "latency"
+_LATENCY_WAVES = 0.5
+_MEMORY_BAND = (0.8, 1.25)
+_ATTENTION_BAND = (0.75, 1.35)
+
+
+def cost_ops(ops: Sequence[Op], profile: Profile, workload: Workload) -> tuple[OpCost, ...]:
+    """The cost of one occurrence of each op, in the order given."""
+    costs: list[OpCost | None] = [None] * len(ops)
+    gemm_at = [i for i, op in enumerate(ops) if op.gemm is not None]
+    for i, cost in zip(gemm_at, _gemm_costs([ops[i] for i in gemm_at], profile, workload), strict=True):
+        costs[i] = cost
+    attention_at = [i for i, op in enumerate(ops) if op.gemm is None and op.attention is not None]
+    for i in attention_at:
+        costs[i] = _attention_cost(ops[i], profile)
+    rest = [i for i, cost in enumerate(costs) if cost is None]
+    for i, cost in zip(rest, _memory_costs([ops[i] for i in rest], profile), strict=True):
+        costs[i] = cost
+    return tuple(cost for cost in costs if cost is not None)
+
+
+def compute_dtype(dtype: str, workload: Workload) -> str:
+    """The dtype a GEMM computes in: fp32 tensors go through TF32 where the workload allows it."""
+    return "tf32" if dtype == "fp32" and workload.dtype == "tf32" else dtype
+
+
+def _gemm_costs(ops: Sequence[Op], profile: Profile, workload: Workload) -> list[OpCost]:
+    gemms = gemms_of([op.gemm for op in ops if op.gemm is not None], [compute_dtype(op.dtype, workload) for op in ops])
+    return gemm_costs(gemms, profile)
+
+
+def gemm_costs(gemms: Gemms, profile: Profile) -> list[OpCost]:
+    """The cost of each GEMM."""
+    if len(gemms) == 0:
+        return []
+    times = gemm_times(gemms, profile)
+    return [_gemm_cost(i, gemms, times, profile) for i in range(len(gemms))]
+
+
+def _gemm_cost(i: int, gemms: Gemms, times: GemmTimes, profile: Profile) -> OpCost:
+    tiling = times.tiling
+    bound = MATH if times.math_us[i] >= times.memory_us[i] else MEMORY
+    if tiling.waves[i] < _LATENCY_WAVES and times.us[i] > 3 * max(times.math_us[i], times.memory_us[i]):
+        bound = LATENCY
+    return OpCost(
+        us=float(times.us[i]),
+        low=float(times.low[i]),
+        high=float(times.high[i]),
+        bound=bound,
+        kernel=_kernel(DTYPES[gemms.dtype[i]], int(times.alignment[i]), int(tiling.split[i])),
+        tile=(int(tiling.tile_m[i]), int(tiling.tile_n[i])),
+        waves=round(float(tiling.waves[i]), 3),
+        alignment=int(times.alignment[i]),
+        basis=profile.basis,
+    )
+
+
+def _kernel(dtype: str, alignment: int, split: int) -> str:
+    if dtype == "fp32":
+        return "simt"
+    if alignment < 16:
+        return "cutlass-align1" if alignment < 4 else "cutlass-align2"
+    return "split-k" if split > 1 else "nvjet"
+
+
+def _attention_cost(op: Op, profile: Profile) -> OpCost:
+    assert op.attention is not None
+    us, math, memory, kind = attention_model.attention_us(op.attention, op.dtype, op.phase, profile)
+    low, high = _ATTENTION_BAND
+    return OpCost(us, us * low, us * high, MATH if math >= memory else MEMORY, kernel=kind, basis=profile.basis)
+
+
+def _memory_costs(ops: Sequence[Op], profile: Profile) -> list[OpCost]:
+    if not ops:
+        return []
+    moved = np.array([op.bytes_read + op.bytes_written for op in ops], dtype=np.float64)
+    times = transfer_us(np.array([op.kind for op in ops]), moved, profile)
+    low, high = _MEMORY_BAND
+    costs = [
+        OpCost(float(t), float(t) * low, float(t) * high, MEMORY, kernel=op.kind, basis=profile.basis)
+        for op, t in zip(ops, times, strict=True)
+    ]
+    return [replace(cost, bound=LATENCY) if op.kind == "view" or cost.us < 3.0 else cost for op, cost in zip(ops, costs, strict=True)]

@@ -1,0 +1,94 @@
+"""GPU time of GEMMs: an analytic model (tiles, waves, roofline, alignment), corrected by a forest where measurements exist.
+
+The analytic model's coefficients, all with defaults for a GPU that nobody measured:
+  math_BF16 ...  share of the datasheet's peak that large aligned GEMMs of a dtype reach
+  narrow_4 / narrow_2  rate of kernels with 4..8-byte / 1..2-byte loads relative to aligned ones, 16-bit types
+  narrow_tf32    the same for TF32 off the 16-byte grid
+  memory         share of the DRAM bandwidth reached
+  fixed_us       time of an empty kernel
+  prologue_us    fill and drain of one tile
+  feed           bytes an SM takes from L2 each cycle of the boost clock
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lintgpu.gpu.calibration import Calibration
+from lintgpu.gpu.gemms import DTYPES, Gemms
+from lintgpu.gpu.profiles import CALIBRATED, MEASURED, SIBLING, Profile
+from lintgpu.gpu.tiles import Tiling, best_tiling
+
+FloatArray = NDArray[np.float64]
+
+DEFAULTS: dict[str, float] = {"memory": 0.88, "fixed_us": 2.2, "prologue_us": 0.8, "feed": 48.0} | {f"math_{d}": 0.8 for d in DTYPES}
+# Measured: 4096-cubed bf16 on an H200 (797 / 270 / 130 TFLOP/s), fp16 on an A100 (216 / 136 / 86), TF32 on an A100 (101 / 65).
+_NARROW: dict[str, dict[str, float]] = {
+    "Hopper": {"narrow_4": 0.33, "narrow_2": 0.17, "narrow_tf32": 0.55},
+    "Blackwell": {"narrow_4": 0.30, "narrow_2": 0.15, "narrow_tf32": 0.55},
+    "Ampere": {"narrow_4": 0.63, "narrow_2": 0.40, "narrow_tf32": 0.61},
+    "Ada": {"narrow_4": 0.63, "narrow_2": 0.45, "narrow_tf32": 0.61},
+}
+_DEFAULT_BAND = {MEASURED: 0.10, CALIBRATED: 0.12, SIBLING: 0.2}
+_SPECIFICATION_BAND = 0.45
+
+
+@dataclass(frozen=True, eq=False)
+class GemmTimes:
+    """One entry a GEMM; times in microseconds."""
+
+    us: FloatArray
+    low: FloatArray
+    high: FloatArray
+    math_us: FloatArray
+    """What the FLOPs take at the rate the kernel class reaches, waves apart."""
+    memory_us: FloatArray
+    tiling: Tiling
+    alignment: NDArray[np.int64]
+    """Smallest alignment class of the three leading dimensions, in bytes."""
+
+
+def coefficients(profile: Profile) -> dict[str, float]:
+    """The analytic model's coefficients for a GPU: its calibration's over its architecture's over the defaults."""
+    fitted: Mapping[str, float] = profile.calibration.coefficients if profile.calibration else {}
+    return DEFAULTS | _NARROW.get(profile.architecture, _NARROW["Ampere"]) | dict(fitted)
+
+
+def gemm_times(gemms: Gemms, profile: Profile) -> GemmTimes:
+    """Time of each GEMM on `profile`, with its 80 % band."""
+    values = coefficients(profile)
+    alignment = np.minimum.reduce(gemms.classes())
+    rate = _rates(gemms, alignment, profile, values)
+    tiling = best_tiling(
+        gemms, profile.sms, rate / profile.sms, values["feed"] * profile.boost_mhz * 1e6, values["prologue_us"], profile.architecture
+    )
+    math = gemms.flops / rate * 1e6
+    memory = gemms.bytes / (values["memory"] * profile.bandwidth_gbps * 1e9) * 1e6
+    us = values["fixed_us"] + np.maximum(tiling.us, memory)
+    low, high = _bands(us, profile)
+    return GemmTimes(us, us * low, us * high, math, memory, tiling, alignment)
+
+
+def _rates(gemms: Gemms, alignment: NDArray[np.int64], profile: Profile, values: Mapping[str, float]) -> FloatArray:
+    """FLOP/s that the kernel class of each GEMM reaches on a large problem."""
+    peak = np.array([profile.peak(d) * values[f"math_{d}"] for d in DTYPES])[gemms.dtype]
+    narrow = np.ones(len(gemms))
+    half = np.isin(gemms.dtype, [DTYPES.index("bf16"), DTYPES.index("fp16")])
+    narrow[half & (alignment < 16)] = values["narrow_4"]
+    narrow[half & (alignment < 4)] = values["narrow_2"]
+    narrow[(gemms.dtype == DTYPES.index("tf32")) & (alignment < 16)] = values["narrow_tf32"]
+    return np.maximum(peak * narrow, 1.0)
+
+
+def _bands(us: FloatArray, profile: Profile) -> tuple[FloatArray, FloatArray]:
+    """Factors on the predicted time that hold 80 % of the measured ones."""
+    calibration: Calibration | None = profile.calibration
+    width = _DEFAULT_BAND.get(profile.basis, _SPECIFICATION_BAND)
+    if calibration is not None and calibration.bands:
+        _, low, high = calibration.bands[0]
+        return np.full(len(us), np.exp(low)), np.full(len(us), np.exp(high))
+    return np.full(len(us), np.exp(-width)), np.full(len(us), np.exp(width))
