@@ -33,9 +33,8 @@ def documents(positions: Positions) -> tuple[Node, ...]:
     try:
         json.loads(masked)
     except json.JSONDecodeError as error:
-        found = (
-            "the end of the file" if error.pos >= len(masked.rstrip()) else repr(positions.text[error.pos : error.pos + 20].split()[0][:12])
-        )
+        rest = positions.text[error.pos :].split(maxsplit=1)
+        found = repr(rest[0][:20]) if rest else "the end of the file"
         line, column = positions.line_column(error.pos)
         message = error.msg[0].lower() + error.msg[1:]
         raise UnreadableFile(positions.path, line, column, f"not valid JSON: {message}, found {found}") from None
