@@ -1,0 +1,254 @@
+"""Commands and options; everything else is behind them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+import lintgpu
+from lintgpu import engine
+from lintgpu import report as reports
+from lintgpu.finding import Severity
+from lintgpu.report.base import FileError, Report
+from lintgpu.settings import COMPILE, DTYPES
+from lintgpu.workload import Mode
+
+CLEAN, FOUND, FAILED = 0, 1, 2
+PROGRESS_AFTER_SECONDS = 1.0
+FORMATS = tuple(sorted(reports.formats()))
+
+Command = Callable[..., Any]
+
+
+def _target_options(command: Command) -> Command:
+    """Options that say what to trace and under which workload, shared by check and shapes."""
+    options = (
+        click.argument("paths", nargs=-1, type=click.Path()),
+        click.option("--gpu", multiple=True, metavar="NAME", help="GPU to judge for, or a calibration file; may be repeated. [default: H200]"),
+        click.option("--batch", type=click.IntRange(min=1), help="Sequences or images a step."),
+        click.option("--seq", type=click.IntRange(min=1), help="Tokens a sequence; the context length with --mode decode."),
+        click.option("--dtype", type=click.Choice(DTYPES), help="Precision of the GEMMs."),
+        click.option("--autocast/--no-autocast", default=None, help="bf16 or fp16 by autocast over fp32 weights, or weights of that dtype."),
+        click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="What a step is."),
+        click.option("--compile/--no-compile", "compiled", default=None, help="The model runs under torch.compile, or does not."),
+        click.option("--compile-mode", type=click.Choice(COMPILE[1:]), help="The mode of torch.compile; implies --compile."),
+        click.option("--model", metavar="PKG.MOD:FACTORY", help="Build this class or function of the project; you vouch for its code."),
+        click.option("--trust", is_flag=True, help="Code of the linted project may be imported to build its models."),
+        click.option("--static", is_flag=True, help="Do not trace: judge from the config's numbers alone (no torch needed)."),
+        click.option("--python", metavar="PATH", help="Interpreter of the environment that holds torch. [default: this one]"),
+        click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="For one trace. [default: 300]"),
+        click.option("--memory-limit-gb", type=click.FloatRange(min=0, min_open=True), metavar="GB", help="For the tracing process. [default: 16]"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(lintgpu.__version__, "-V", "--version", prog_name="lintgpu")
+def main() -> None:
+    """A linter for the GPU speed of PyTorch models."""
+
+
+@main.command()
+@_target_options
+@click.option("--select", multiple=True, metavar="CODES", help="Codes or prefixes to report, comma-separated. [default: LG]")
+@click.option("--ignore", multiple=True, metavar="CODES", help="Codes or prefixes to leave out, comma-separated.")
+@click.option("--fail-on", type=click.Choice([severity.value for severity in Severity]), help="Least severity for exit code 1. [default: warning]")
+@click.option("-f", "--output-format", type=click.Choice(FORMATS), default="full", show_default=True)
+@click.option("-o", "--output-file", type=click.Path(dir_okay=False), help="Write the report there instead of to stdout.")
+@click.option("--diff", is_flag=True, help="Show what --fix would change, and change nothing.")
+@click.option("--fix", is_flag=True, help="Write suggested values that a second trace confirmed.")
+@click.option("--unsafe-fixes", is_flag=True, help="With --fix or --diff: also where trained weights or the model's width would change.")
+def check(paths: tuple[str, ...], **options: Any) -> None:
+    """Find what configs and sources of models cost on a GPU.
+
+    PATHS are files or folders; the current folder without any. Exit code 0: clean; 1: findings at or above --fail-on; 2: something could
+    not be run or read.
+    """
+    selection = {name: _codes(options.pop(name)) for name in ("select", "ignore")}
+    request = _request(paths, options, {name: codes for name, codes in selection.items() if codes})
+    with _Progress() as progress:
+        report = engine.check(replace(request, progress=progress))
+    if options["diff"] or options["fix"]:
+        report = _apply_fixes(report, options["fix"], options["unsafe_fixes"])
+    if not options["diff"]:
+        _write(report, options["output_format"], options["output_file"])
+    sys.exit(_exit_code(report, _fail_on(options["fail_on"])))
+
+
+@main.command()
+@_target_options
+@click.option("-f", "--output-format", type=click.Choice(("table", "json", "csv")), default="table", show_default=True)
+def shapes(paths: tuple[str, ...], **options: Any) -> None:
+    """Print every GEMM of a step with its shape, layout, cost and bound."""
+    from lintgpu.report.shapes import render_shapes
+
+    with _Progress() as progress:
+        costed, report = engine.costs(replace(_request(paths, options, {}), progress=progress))
+    for one in costed:
+        click.echo(render_shapes(one, options["output_format"]), nl=False)
+    for finding in report.findings:
+        click.echo(f"{finding.span.path}:{finding.span.line}:{finding.span.column}: {finding.message}", err=True)
+    for error in report.errors:
+        click.echo(_error_line(error), err=True)
+    if not costed and not report.errors:
+        click.echo(f"no model found in {report.checked} file{'s' if report.checked != 1 else ''}", err=True)
+    sys.exit(FAILED if report.errors or report.findings or not costed else CLEAN)
+
+
+@main.command()
+@click.argument("code")
+def explain(code: str) -> None:
+    """Explain the rule CODE (or its name)."""
+    from lintgpu.rule import all_rules, find_rule
+
+    rule = find_rule(code)
+    if rule is None:
+        raise click.UsageError(f"no rule {code!r}; known: {', '.join(rule.code for rule in all_rules())}")
+    click.echo(f"# {rule.code} {rule.name}\n\n{rule.summary}.\n\n{rule.docs}")
+
+
+@main.command()
+def rules() -> None:
+    """List the rules."""
+    from lintgpu.rule import all_rules
+
+    for rule in all_rules():
+        click.echo(f"{rule.code}  {rule.name:22}  {rule.summary}")
+
+
+@main.command()
+def gpus() -> None:
+    """List the GPUs that --gpu accepts."""
+    from lintgpu.gpu.profiles import all_profiles
+
+    click.echo(f"{'GPU':24} {'arch':10} {'SMs':>4} {'GB':>4} {'GB/s':>6} {'bf16 TFLOP/s':>13}  basis")
+    for profile in all_profiles():
+        click.echo(
+            f"{profile.name:24} {profile.architecture:10} {profile.sms:>4} {profile.memory_gb:>4.0f} {profile.bandwidth_gbps:>6.0f} "
+            f"{profile.peak('bf16') / 1e12:>13.0f}  {profile.basis}"
+        )
+
+
+def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[str, Any]) -> engine.Request:
+    for name in ("static", "trust"):
+        if options[name]:
+            overrides[name] = True
+    for name in ("model", "python", "time_limit", "memory_limit_gb"):
+        if options[name] is not None:
+            overrides[name] = options[name]
+    if options["gpu"]:
+        overrides |= {"gpus": tuple(options["gpu"]), "gpus_given": True}
+    workload = {
+        "batch": options["batch"],
+        "sequence": options["seq"],
+        "dtype": options["dtype"],
+        "autocast": options["autocast"],
+        "mode": Mode(options["mode"]) if options["mode"] else None,
+        "compile": options["compile_mode"] or {True: "default", False: "none", None: None}[options["compiled"]],
+    }
+    given = {name: value for name, value in workload.items() if value is not None}
+    return engine.Request(paths or (() if options["model"] else (".",)), overrides, given)
+
+
+def _codes(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(code.strip().upper() for value in values for code in value.split(",") if code.strip())
+
+
+def _fail_on(option: str | None) -> Severity:
+    from lintgpu.settings import SettingsError, discover
+
+    if option is not None:
+        return Severity(option)
+    try:
+        return discover(".").fail_on
+    except SettingsError:
+        return Severity.WARNING
+
+
+def _exit_code(report: Report, fail_on: Severity) -> int:
+    if report.errors:
+        return FAILED
+    return FOUND if any(finding.severity.rank >= fail_on.rank for finding in report.findings) else CLEAN
+
+
+def _apply_fixes(report: Report, write: bool, unsafe: bool) -> Report:
+    from lintgpu import fixes
+    from lintgpu.source import edit
+
+    try:
+        plan = fixes.plan(report, unsafe)
+    except edit.EditError as error:
+        return replace(report, errors=(*report.errors, FileError("", 0, 0, str(error), "fix")))
+    if not write:
+        click.echo(fixes.diff(dict(report.files), plan.texts), nl=False)
+    errors = list(report.errors)
+    for path, text in plan.texts.items() if write else ():
+        try:
+            edit.write(report.files[path], text)
+        except OSError as error:
+            errors.append(FileError(path, 0, 0, f"cannot be written: {error.strerror or error}", "fix"))
+    verb = "fixed" if write else "would fix"
+    click.echo(f"{verb} {len(plan.fixed)} finding{'s' if len(plan.fixed) != 1 else ''}{_left_out(plan)}", err=True)
+    return replace(report, findings=tuple(f for f in report.findings if f not in plan.fixed), errors=tuple(errors)) if write else report
+
+
+def _left_out(plan: Any) -> str:
+    parts = []
+    if plan.unsafe:
+        parts.append(f"{plan.unsafe} more with --unsafe-fixes: trained weights or the model's width would change")
+    if plan.unconfirmed:
+        parts.append(f"{plan.unconfirmed} not confirmed by a trace")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _write(report: Report, output_format: str, output_file: str | None) -> None:
+    terminal = output_file is None and sys.stdout.isatty()
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size().columns if terminal else 0
+    text = reports.formats()[output_format].render(replace(report, color=color, width=width))
+    if output_file is None:
+        click.echo(text, nl=False, color=color)
+        return
+    try:
+        Path(output_file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.FileError(output_file, error.strerror or str(error)) from error
+
+
+def _error_line(error: FileError) -> str:
+    place = f"{error.path}:{error.line}:{error.column}" if error.line else error.path
+    return f"{place}: {error.message}" if place else error.message
+
+
+class _Progress:
+    """One line on a terminal that says what is being traced, once the run takes over a second; nothing on a pipe."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._shown = False
+        self._target = ""
+        self._done = 0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown:
+            click.echo("\r\033[K", nl=False, err=True)
+
+    def __call__(self, target: str, stage: str) -> None:
+        self._done += bool(target)
+        self._target = target or self._target
+        if sys.stderr.isatty() and time.monotonic() - self._started > PROGRESS_AFTER_SECONDS:
+            self._shown = True
+            click.echo(f"\r\033[K{stage} {self._target} (trace {self._done})", nl=False, err=True)

@@ -1,0 +1,407 @@
+"""The flow of one run: files -> targets -> traces -> costs -> rules -> suppressions -> report."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import lintgpu
+from lintgpu import settings as settings_module
+from lintgpu import workload as workloads
+from lintgpu.finding import Finding
+from lintgpu.report.base import FileError, Report, TargetSummary, WorkloadValue
+from lintgpu.rule import BrokenFile, Context, Rule, Selection, all_rules
+from lintgpu.settings import Settings, SettingsError
+from lintgpu.source import SourceFile, UnreadableFile, read
+from lintgpu.source.suppressions import suppressed
+from lintgpu.source.walk import walk
+from lintgpu.target.base import Family, Knob, Target
+from lintgpu.trace.client import Limits, Worker
+from lintgpu.trace.records import Trace, TraceFailure
+from lintgpu.workload import Workload
+
+if TYPE_CHECKING:
+    from lintgpu.gpu.costs import StepCost
+    from lintgpu.gpu.profiles import Profile
+
+NOT_TRACED = ("environment", "trust", "static")
+"""Stages at which nothing was tried: said once in the output, and no finding where the config's numbers could be read instead."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one run was asked to do; `overrides` are the Settings fields that the command line set."""
+
+    paths: tuple[str, ...]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[str, str], None] = lambda target, stage: None
+    """Called with a target's name and the stage its trace is in."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One target under its workload, with its trace or the reason why there is none."""
+
+    target: Target
+    settings: Settings
+    workload: Workload
+    trace: Trace | None
+    failure: TraceFailure | None
+
+
+@dataclass(frozen=True)
+class Costed:
+    """One traced target on one GPU."""
+
+    traced: Traced
+    profile: Profile
+    step: StepCost
+
+
+def check(request: Request) -> Report:
+    """Lint. Never raises for bad input: what could not be done is in `Report.errors` and in findings."""
+    run = _Run(request)
+    findings: list[Finding] = []
+    summaries: list[TargetSummary] = []
+    with ExitStack() as stack:
+        for traced in run.traced(stack):
+            findings += run.failure_findings(traced)
+            costs = list(run.costs(traced))
+            summaries += [_summary(traced, costed) for costed in costs] or [_summary(traced, None)]
+            for costed in costs:
+                findings += run.findings(costed, stack)
+    findings += run.broken_findings()
+    kept, hidden = run.keep(_distinct(findings))
+    return Report(
+        findings=tuple(sorted(kept, key=lambda f: (f.span.path, f.span.line, f.span.column, f.code, f.gpu or ""))),
+        files=run.files,
+        targets=tuple(summaries),
+        errors=tuple(run.errors),
+        suppressed=hidden,
+        checked=len(run.paths),
+        version=lintgpu.__version__,
+    )
+
+
+def costs(request: Request) -> tuple[list[Costed], Report]:
+    """Every target's trace with its cost on each GPU, and a report of what could not be done."""
+    run = _Run(request)
+    costed: list[Costed] = []
+    findings: list[Finding] = []
+    summaries: list[TargetSummary] = []
+    with ExitStack() as stack:
+        for traced in run.traced(stack):
+            findings += run.failure_findings(traced)
+            of_target = list(run.costs(traced))
+            costed += of_target
+            summaries += [_summary(traced, one) for one in of_target] or [_summary(traced, None)]
+    findings += run.broken_findings()
+    report = Report(
+        findings=tuple(findings),
+        files=run.files,
+        targets=tuple(summaries),
+        errors=tuple(run.errors),
+        checked=len(run.paths),
+        version=lintgpu.__version__,
+    )
+    return costed, report
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every config family: the Family subclasses of the modules of lintgpu.target, in the order they are asked."""
+    package = importlib.import_module("lintgpu.target")
+    found: dict[str, Family] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"lintgpu.target.{info.name}")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Family) and kind.__module__ == module.__name__ and kind.name:
+                found[kind.name] = kind()
+    return tuple(sorted(found.values(), key=lambda family: (family.order, family.name)))
+
+
+def family_named(name: str) -> Family:
+    """The family with that name. Raises KeyError where there is none."""
+    return {family.name: family for family in families()}[name]
+
+
+class _Run:
+    """The files and errors of one run, and the stages over them."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.files: dict[str, SourceFile] = {}
+        self.errors: list[FileError] = []
+        self.broken: list[BrokenFile] = []
+        self.paths = self._paths()
+
+    def _paths(self) -> list[str]:
+        found: dict[str, None] = {}
+        for path in self.request.paths:
+            settings = self.settings(path)
+            if settings is not None:
+                found |= dict.fromkeys(walk([path], settings.exclude, settings.root))
+        return list(found)
+
+    def settings(self, path: str) -> Settings | None:
+        """The settings that hold for `path`; None where they are broken, which is recorded once."""
+        try:
+            found = settings_module.discover(path)
+        except SettingsError as error:
+            self._record(error.path, error.line, error.column, error.message)
+            return None
+        return replace(found, **self.request.overrides, workload={**found.workload, **self.request.workload})
+
+    def _record(self, path: str, line: int, column: int, message: str, kind: str = "file") -> None:
+        error = FileError(path, line, column, message, kind)
+        if error not in self.errors:
+            self.errors.append(error)
+            if kind == "file":
+                self.broken.append(BrokenFile(path, line, column, message))
+
+    # Targets
+
+    def _targets(self) -> Iterator[tuple[Target, Settings]]:
+        declared_by: dict[str, Settings] = {}
+        for path in self.paths:
+            settings = self.settings(path)
+            file = self._read(path) if settings is not None else None
+            if settings is not None:
+                declared_by.setdefault(settings.root, settings)
+                for target in self._find(file, settings) if file is not None else ():
+                    yield target, settings
+        for settings in self._declaring(declared_by):
+            for target in self._guarded(settings.root, lambda s=settings: [t for family in families() for t in family.declared(s)]):
+                if self._concerns(target, settings):
+                    yield target, settings
+
+    def _declaring(self, declared_by: Mapping[str, Settings]) -> Iterable[Settings]:
+        if declared_by or not self.request.overrides.get("model"):
+            return declared_by.values()
+        here = self.settings(".")
+        return [here] if here is not None else []
+
+    def _concerns(self, target: Target, settings: Settings) -> bool:
+        """Whether a declared target is meant by the paths of this run: its folder, its project's code, or one of its files."""
+        if settings.model or not self.request.paths:
+            return True
+        files = {os.path.realpath(file) for file in target.files}
+        root = os.path.realpath(settings.root)
+        return any(
+            os.path.isdir(path)
+            or os.path.realpath(path) in files
+            or os.path.basename(path) == "pyproject.toml"
+            or (path.endswith(".py") and os.path.realpath(path).startswith(root + os.sep))
+            for path in self.request.paths
+        )
+
+    def _find(self, file: SourceFile, settings: Settings) -> list[Target]:
+        def first_family() -> list[Target]:
+            for family in families():
+                targets = list(family.find(file, settings))
+                if targets:
+                    return targets
+            return []
+
+        return self._guarded(file.path, first_family)
+
+    def _guarded(self, path: str, find: Callable[[], list[Target]]) -> list[Target]:
+        try:
+            return find()
+        except UnreadableFile as error:
+            self._record(error.path, error.line, error.column, error.message)
+        except SettingsError as error:
+            self._record(error.path, error.line, error.column, error.message)
+        return []
+
+    def _read(self, path: str) -> SourceFile | None:
+        if path in self.files:
+            return self.files[path]
+        try:
+            file = read(path)
+            file.check()
+        except UnreadableFile as error:
+            self._record(error.path, error.line, error.column, error.message)
+            return None
+        self.files[path] = file
+        return file
+
+    # Traces
+
+    def traced(self, stack: ExitStack) -> Iterator[Traced]:
+        """Every target with its trace, or an estimate where nothing can be traced, or the reason."""
+        for target, settings in self._targets():
+            stated = [workloads.Stated(hint.field, hint.value) for hint in target.hints]
+            workload = workloads.resolve(stated, settings.workload)
+            result = self._trace(stack, target, settings, workload, {})
+            if isinstance(result, Trace):
+                yield Traced(target, settings, workload, result, None)
+            else:
+                yield Traced(target, settings, workload, self._estimate(target, workload, {}), result)
+
+    def _trace(
+        self, stack: ExitStack, target: Target, settings: Settings, workload: Workload, changes: Mapping[str, int]
+    ) -> Trace | TraceFailure:
+        if settings.static:
+            return TraceFailure("static", "--static was given")
+        self.request.progress(target.name, "starting")
+        return self._worker(stack, settings, target).trace(target, workload, changes)
+
+    def _worker(self, stack: ExitStack, settings: Settings, target: Target) -> Worker:
+        trust = settings.trust or bool(settings.model) or target.name in settings.targets
+        key = (settings.python, settings.root, trust, settings.time_limit, settings.memory_limit_gb)
+        if key not in self._workers:
+            limits = Limits(settings.time_limit, int(settings.memory_limit_gb * 2**30))
+            progress = lambda stage: self.request.progress("", stage)  # noqa: E731
+            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, settings.root, progress))
+        return self._workers[key]
+
+    @cached_property
+    def _workers(self) -> dict[tuple[object, ...], Worker]:
+        return {}
+
+    def _estimate(self, target: Target, workload: Workload, changes: Mapping[str, int]) -> Trace | None:
+        return family_named(target.family).estimate(target, workload, changes)
+
+    # Costs and findings
+
+    def costs(self, traced: Traced) -> Iterator[Costed]:
+        """The step on each GPU asked for; nothing where there is no trace."""
+        from lintgpu.gpu.profiles import UnknownGpu, find
+        from lintgpu.gpu.step import cost_step
+
+        for name in traced.settings.gpus if traced.trace is not None else ():
+            try:
+                profile = find(name)
+            except (UnknownGpu, ValueError, OSError) as error:
+                self._record(name, 0, 0, str(error), "gpu")
+                continue
+            assert traced.trace is not None
+            yield Costed(traced, profile, cost_step(traced.trace, profile, traced.workload))
+
+    def findings(self, costed: Costed, stack: ExitStack) -> Iterator[Finding]:
+        """What the rules say about one target on one GPU."""
+        context = self._context(costed, stack)
+        for rule in self._rules(costed.traced.settings):
+            for finding in self._run_rule(rule, context):
+                yield replace(finding, gpu=costed.profile.name, workload=workloads.describe(costed.traced.workload))
+
+    def _run_rule(self, rule: Rule, context: Context) -> list[Finding]:
+        try:
+            return list(rule.check(context))
+        except Exception as error:  # A fault in one rule must not lose the findings of the others.
+            where = context.target.span
+            message = f"{rule.code} failed on {context.target.name}: {type(error).__name__}: {error}"
+            self._record(where.path, where.line, where.column, message, "internal")
+            return []
+
+    def _context(self, costed: Costed, stack: ExitStack) -> Context:
+        from lintgpu.gpu.step import cost_step
+        from lintgpu.whatif import WhatIf
+
+        traced, profile = costed.traced, costed.profile
+        assert traced.trace is not None
+
+        def retrace(changes: Mapping[str, int]) -> Trace | TraceFailure:
+            if traced.trace is not None and traced.trace.basis == "estimated":
+                changed = self._estimate(traced.target, traced.workload, changes)
+                return changed or TraceFailure("build", "the config's numbers do not fit together")
+            return self._trace(stack, traced.target, traced.settings, traced.workload, changes)
+
+        what_if = WhatIf(
+            traced.trace,
+            costed.step,
+            _knobs(traced.target, traced.trace),
+            retrace,
+            lambda trace: cost_step(trace, profile, traced.workload),
+        )
+        return Context(traced.target, traced.workload, traced.trace, profile, costed.step, what_if)
+
+    def failure_findings(self, traced: Traced) -> Iterator[Finding]:
+        """LG001 where a trace was tried and failed, or where nothing at all could be said about a target."""
+        failure = traced.failure
+        if failure is None or (failure.stage in NOT_TRACED and traced.trace is not None) or failure.stage == "static":
+            return
+        for rule in self._rules(traced.settings):
+            for finding in rule.check_failure(traced.target, traced.workload, failure):
+                yield replace(finding, workload=workloads.describe(traced.workload))
+
+    def broken_findings(self) -> Iterator[Finding]:
+        """LG002 for each file that could not be read."""
+        for file in self.broken:
+            for rule in all_rules():
+                yield from rule.check_broken(file)
+
+    def _rules(self, settings: Settings) -> Iterator[Rule]:
+        selection = Selection(settings.select, settings.ignore)
+        return (rule for rule in all_rules() if selection.wants(rule.code))
+
+    # What is shown
+
+    def keep(self, findings: Iterable[Finding]) -> tuple[list[Finding], int]:
+        """The findings that no comment hides, and how many one does."""
+        kept, hidden = [], 0
+        for finding in findings:
+            file = self.files.get(finding.span.path) or self._reread(finding.span.path)
+            if file is not None and finding.span.line > 0 and suppressed(file, finding.span.line, finding.code):
+                hidden += 1
+            else:
+                kept.append(finding)
+        return kept, hidden
+
+    def _reread(self, path: str) -> SourceFile | None:
+        """A file that a finding points into though it was not asked for (model source beside a config)."""
+        try:
+            self.files[path] = read(path)
+        except UnreadableFile:
+            return None
+        return self.files[path]
+
+
+def _knobs(target: Target, trace: Trace) -> dict[str, Knob]:
+    """The knobs of a target, with those that only the trace names."""
+    family = family_named(target.family)
+    knobs = {knob.id: knob for knob in target.knobs}
+    for knob_id in trace.knobs_seen:
+        knob = knobs.get(knob_id) or family.resolve(target, knob_id)
+        if knob is not None:
+            knobs[knob_id] = knob
+    return knobs
+
+
+def _distinct(findings: Sequence[Finding]) -> list[Finding]:
+    """Each (place, code, GPU) once: a target may be declared and found in a file too."""
+    return list({(f.span, f.code, f.gpu, f.workload, f.suggestion): f for f in reversed(findings)}.values())[::-1]
+
+
+def _summary(traced: Traced, costed: Costed | None) -> TargetSummary:
+    trace, failure, workload = traced.trace, traced.failure, traced.workload
+    notes = list(traced.target.notes) + (list(trace.assumptions) if trace else [])
+    if failure is not None:
+        notes.insert(0, f"not traced: {failure.reason}" + (f" ({failure.hint})" if failure.hint else ""))
+    return TargetSummary(
+        name=traced.target.name,
+        path=traced.target.span.path,
+        family=traced.target.family,
+        gpu=costed.profile.name if costed else ", ".join(traced.settings.gpus),
+        basis=trace.basis if trace else "failed",
+        model_class=trace.model_class if trace else "",
+        workload=workloads.describe(workload),
+        workload_values=(
+            *(WorkloadValue(name, value, source.value) for name, value, source in workloads.values(workload)),
+            WorkloadValue("gpu", costed.profile.name if costed else "", "given" if traced.settings.gpus_given else "assumed"),
+        ),
+        step_us=costed.step.step_us if costed else None,
+        gpu_us=costed.step.gpu_us if costed else None,
+        bound=costed.step.bound if costed else "",
+        cost_basis=costed.step.basis if costed else "",
+        trace_seconds=trace.seconds if trace else 0.0,
+        assumptions=tuple(notes),
+    )
