@@ -32,11 +32,15 @@ def _target_options(command: Command) -> Command:
     """Options that say what to trace and under which workload, shared by check and shapes."""
     options = (
         click.argument("paths", nargs=-1, type=click.Path()),
-        click.option("--gpu", multiple=True, metavar="NAME", help="GPU to judge for, or a calibration file; may be repeated. [default: H200]"),
+        click.option(
+            "--gpu", multiple=True, metavar="NAME", help="GPU to judge for, or a calibration file; may be repeated. [default: H200]"
+        ),
         click.option("--batch", type=click.IntRange(min=1), help="Sequences or images a step."),
         click.option("--seq", type=click.IntRange(min=1), help="Tokens a sequence; the context length with --mode decode."),
         click.option("--dtype", type=click.Choice(DTYPES), help="Precision of the GEMMs."),
-        click.option("--autocast/--no-autocast", default=None, help="bf16 or fp16 by autocast over fp32 weights, or weights of that dtype."),
+        click.option(
+            "--autocast/--no-autocast", default=None, help="bf16 or fp16 by autocast over fp32 weights, or weights of that dtype."
+        ),
         click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="What a step is."),
         click.option("--compile/--no-compile", "compiled", default=None, help="The model runs under torch.compile, or does not."),
         click.option("--compile-mode", type=click.Choice(COMPILE[1:]), help="The mode of torch.compile; implies --compile."),
@@ -45,7 +49,9 @@ def _target_options(command: Command) -> Command:
         click.option("--static", is_flag=True, help="Do not trace: judge from the config's numbers alone (no torch needed)."),
         click.option("--python", metavar="PATH", help="Interpreter of the environment that holds torch. [default: this one]"),
         click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="For one trace. [default: 300]"),
-        click.option("--memory-limit-gb", type=click.FloatRange(min=0, min_open=True), metavar="GB", help="For the tracing process. [default: 16]"),
+        click.option(
+            "--memory-limit-gb", type=click.FloatRange(min=0, min_open=True), metavar="GB", help="For the tracing process. [default: 16]"
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -62,7 +68,9 @@ def main() -> None:
 @_target_options
 @click.option("--select", multiple=True, metavar="CODES", help="Codes or prefixes to report, comma-separated. [default: LG]")
 @click.option("--ignore", multiple=True, metavar="CODES", help="Codes or prefixes to leave out, comma-separated.")
-@click.option("--fail-on", type=click.Choice([severity.value for severity in Severity]), help="Least severity for exit code 1. [default: warning]")
+@click.option(
+    "--fail-on", type=click.Choice([severity.value for severity in Severity]), help="Least severity for exit code 1. [default: warning]"
+)
 @click.option("-f", "--output-format", type=click.Choice(FORMATS), default="full", show_default=True)
 @click.option("-o", "--output-file", type=click.Path(dir_okay=False), help="Write the report there instead of to stdout.")
 @click.option("--diff", is_flag=True, help="Show what --fix would change, and change nothing.")

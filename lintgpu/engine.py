@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import lintgpu
@@ -21,7 +19,8 @@ from lintgpu.settings import Settings, SettingsError
 from lintgpu.source import SourceFile, UnreadableFile, read
 from lintgpu.source.suppressions import suppressed
 from lintgpu.source.walk import walk
-from lintgpu.target.base import Family, Knob, Target
+from lintgpu.target import families, family_named
+from lintgpu.target.base import Knob, Target
 from lintgpu.trace.client import Limits, Worker
 from lintgpu.trace.records import Trace, TraceFailure
 from lintgpu.workload import Workload
@@ -114,24 +113,6 @@ def costs(request: Request) -> tuple[list[Costed], Report]:
     return costed, report
 
 
-@cache
-def families() -> tuple[Family, ...]:
-    """Every config family: the Family subclasses of the modules of lintgpu.target, in the order they are asked."""
-    package = importlib.import_module("lintgpu.target")
-    found: dict[str, Family] = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"lintgpu.target.{info.name}")
-        for kind in vars(module).values():
-            if isinstance(kind, type) and issubclass(kind, Family) and kind.__module__ == module.__name__ and kind.name:
-                found[kind.name] = kind()
-    return tuple(sorted(found.values(), key=lambda family: (family.order, family.name)))
-
-
-def family_named(name: str) -> Family:
-    """The family with that name. Raises KeyError where there is none."""
-    return {family.name: family for family in families()}[name]
-
-
 class _Run:
     """The files and errors of one run, and the stages over them."""
 
@@ -178,7 +159,7 @@ class _Run:
                 for target in self._find(file, settings) if file is not None else ():
                     yield target, settings
         for settings in self._declaring(declared_by):
-            for target in self._guarded(settings.root, lambda s=settings: [t for family in families() for t in family.declared(s)]):
+            for target in self._guarded(partial(_declared, settings)):
                 if self._concerns(target, settings):
                     yield target, settings
 
@@ -210,9 +191,9 @@ class _Run:
                     return targets
             return []
 
-        return self._guarded(file.path, first_family)
+        return self._guarded(first_family)
 
-    def _guarded(self, path: str, find: Callable[[], list[Target]]) -> list[Target]:
+    def _guarded(self, find: Callable[[], list[Target]]) -> list[Target]:
         try:
             return find()
         except UnreadableFile as error:
@@ -259,8 +240,9 @@ class _Run:
         key = (settings.python, settings.root, trust, settings.time_limit, settings.memory_limit_gb)
         if key not in self._workers:
             limits = Limits(settings.time_limit, int(settings.memory_limit_gb * 2**30))
-            progress = lambda stage: self.request.progress("", stage)  # noqa: E731
-            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, settings.root, progress))
+            self._workers[key] = stack.enter_context(
+                Worker(settings.python, limits, trust, settings.root, partial(self.request.progress, ""))
+            )
         return self._workers[key]
 
     @cached_property
@@ -363,6 +345,10 @@ class _Run:
         except UnreadableFile:
             return None
         return self.files[path]
+
+
+def _declared(settings: Settings) -> list[Target]:
+    return [target for family in families() for target in family.declared(settings)]
 
 
 def _knobs(target: Target, trace: Trace) -> dict[str, Knob]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -70,7 +69,7 @@ class Expected:
     """Lowest and highest allowed saving_gpu_share."""
 
 
-class Rule(ABC):
+class Rule:
     """A check. Subclasses live one a file in rules/; `code` is LG and three digits, `name` in kebab-case.
 
     The module's docstring is the rule's documentation in markdown, in the sections "What it does", "Why is this bad?",

@@ -172,7 +172,7 @@ def _fail_on(value: Any) -> dict[str, Any]:
 
 
 def _gpus(value: Any) -> dict[str, Any]:
-    gpus = _strings("gpus", "gpu")(value)
+    gpus: dict[str, Any] = _strings("gpus", "gpu")(value)
     if not gpus["gpus"]:
         raise ValueError("gpu must name at least one GPU")
     return gpus | {"gpus_given": True}

@@ -7,7 +7,9 @@ tied weights and the model's own constraints are the real ones. A finding rests 
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -116,31 +118,17 @@ class WhatIf:
 
 
 def floor_divisions(expression: str) -> list[tuple[str, str]]:
-    """(numerator, denominator) of every `(a//b)` in an origin expression; expressions are fully parenthesised."""
-    found = []
-    for position in range(len(expression) - 1):
-        if expression.startswith("//", position):
-            left, right = _operand_before(expression, position), _operand_after(expression, position + 2)
-            found.append((left, right))
-    return found
+    """(numerator, denominator) of every `a // b` in an origin expression."""
+    names = {knob_id: f"knob_{index}" for index, knob_id in enumerate(knobs(expression))}
+    text = expression
+    for knob_id, name in names.items():
+        text = text.replace(f"{{{knob_id}}}", name)
 
+    def original(node: ast.expr) -> str:
+        return re.sub(r"knob_\d+", lambda match: f"{{{list(names)[int(match[0][5:])]}}}", ast.unparse(node))
 
-def _operand_before(text: str, end: int) -> str:
-    depth = 0
-    for start in range(end - 1, -1, -1):
-        depth += (text[start] in ")}") - (text[start] in "({")
-        if depth < 0:
-            return text[start + 1 : end]
-    return text[:end]
-
-
-def _operand_after(text: str, start: int) -> str:
-    depth = 0
-    for end in range(start, len(text)):
-        depth += (text[end] in "({") - (text[end] in ")}")
-        if depth < 0:
-            return text[start:end]
-    return text[start:]
+    divisions = (n for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.FloorDiv))
+    return [(original(node.left), original(node.right)) for node in divisions]
 
 
 def substitute(trace: Trace, values: Mapping[str, int], changes: Changes) -> Trace:
@@ -211,7 +199,7 @@ def saving(before: Outcome, after: Outcome) -> Saving:
 
 def _difference(one: Outcome, other: Outcome) -> tuple[float, float, float]:
     """(us, low, high) summed over the ops of `one` that `other` does not have."""
-    rest = Counter({op: 0 for op in ()})
+    rest: Counter[Op] = Counter()
     for op in other.trace.ops:
         rest[replace(op, count=1)] += op.count
     us = low = high = 0.0

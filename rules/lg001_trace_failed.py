@@ -9,11 +9,12 @@ A check that did not run must never look like a clean one. What the static tier 
 {"model_type": "a_type_the_installed_transformers_does_not_know"}
 ```
 
-Use instead: what the finding's hint says, such as a newer model library, `--trust` for a model of the linted project, or a larger `--time-limit`.
-Where a file is no model of yours, exclude it in `[tool.lintgpu]`, or ignore LG001 there.
+Use instead: what the finding's hint says, such as a newer model library, `--trust` for a model of the linted project, or a
+larger `--time-limit`. Where a file is no model of yours, exclude it in `[tool.lintgpu]`, or ignore LG001 there.
 
 ## When it stays silent
-- Without torch in the environment, where the config's numbers could be read: the output says once that nothing was traced and how to change that.
+- Without torch in the environment, where the config's numbers could be read: the output says that nothing was traced and how
+  to change that.
 - With `--static`.
 """
 

@@ -40,7 +40,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from lintgpu.finding import Edit, Finding, FindingCost, Fix, Related, Severity
-from lintgpu.gpu.alignment import FULL_VECTOR_BYTES, alignment_bytes
+from lintgpu.gpu.gemms import misaligned_dims
 from lintgpu.rule import Case, Context, Expected, Rule
 from lintgpu.target.base import Knob
 from lintgpu.trace.origin import knobs
@@ -151,16 +151,11 @@ def _suspects(context: Context) -> list[frozenset[str]]:
     for op in context.trace.ops:
         if op.gemm is None or op.kind != "gemm":
             continue
-        misaligned = {key for dim in _misaligned_dims(op) for key in _knobs_of(op, dim)}
+        misaligned = {key for dim in misaligned_dims(op.gemm, op.dtype) for key in _knobs_of(op, dim)}
         usable = frozenset(key for key in misaligned if _may_change(context, key))
         if usable:
             found.append(usable)
     return found
-
-
-def _misaligned_dims(op: Op) -> list[str]:
-    assert op.gemm is not None
-    return [dim for dim in ("lda", "ldb", "ldc") if alignment_bytes(getattr(op.gemm, dim), op.dtype) < FULL_VECTOR_BYTES]
 
 
 def _knobs_of(op: Op, dim: str) -> tuple[str, ...]:
@@ -238,7 +233,7 @@ def _flagged(context: Context, knob_id: str) -> list[tuple[Op, float]]:
     flagged = [
         (op, cost.us)
         for op, cost in zip(context.trace.ops, context.step.ops, strict=True)
-        if op.kind == "gemm" and op.gemm is not None and any(knob_id in _knobs_of(op, dim) for dim in _misaligned_dims(op))
+        if op.kind == "gemm" and op.gemm is not None and any(knob_id in _knobs_of(op, dim) for dim in misaligned_dims(op.gemm, op.dtype))
     ]
     return sorted(flagged, key=lambda pair: -pair[1] * pair[0].count)
 
@@ -288,5 +283,3 @@ def _fix(context: Context, knob: Knob, suggestion: int) -> Fix:
     if knob.role == "vocabulary":
         description += "; resize the embedding and mask the padded rows"
     return Fix((Edit(knob.span, str(suggestion)),), description, safe=not trained, confirmed=context.trace.basis == "traced")
-
-

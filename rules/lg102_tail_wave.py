@@ -2,18 +2,18 @@
 Finds sizes whose GEMMs leave many SMs idle in their last wave of tiles, where a size close by does the same work at least 8 % faster.
 
 ## Why is this bad?
-A GEMM is cut into tiles, and the tiles run in waves of as many as the SMs hold at once. Where one tile more than a full wave is left, a whole
-wave runs for it and most SMs wait. On GPUs with few tile shapes that nearly doubles the time; on the H200 cuBLAS has a dense menu of tiles, persistent
-grids and split-K, so that only 3.8 % of 1,875 measured size changes of 64 to 256 gain 10 %. A rule that assumes one tile size
-is therefore wrong nearly always; this one asks the cost model, which knows the menu.
+A GEMM is cut into tiles, and the tiles run in waves of as many as the SMs hold at once. Where one tile more than a full wave is
+left, a whole wave runs for it and most SMs wait. On GPUs with few tile shapes that nearly doubles the time; on the H200 cuBLAS
+has a dense menu of tiles, persistent grids and split-K, so that only 3.8 % of 1,875 measured size changes of 64 to 256 gain 10 %.
+A rule that assumes one tile size is therefore wrong nearly always; this one asks the cost model, which knows the menu.
 
 ## Example
 ```json
 {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8320}
 ```
 
-Use instead: the neighbour that the finding names. It changes the width of the model, so it is advice for a model that is still to be trained,
-and no fix is written without `--unsafe-fixes`.
+Use instead: the neighbour that the finding names. It changes the width of the model, so it is advice for a model that is still to be
+trained, and no fix is written without `--unsafe-fixes`.
 
 ## When it stays silent
 - Layers below 1 % of the step, GEMMs of many waves, gains within the error of the cost model.
@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lintgpu.finding import Edit, Finding, FindingCost, Fix, Severity
-from lintgpu.gpu.alignment import FULL_VECTOR_BYTES, alignment_bytes
+from lintgpu.gpu.gemms import misaligned_dims
 from lintgpu.rule import Case, Context, Rule
 from lintgpu.target.base import Knob
 from lintgpu.trace.origin import knobs
@@ -97,9 +97,7 @@ class TailWave(Rule):
         gain = _same_work(saving(Outcome({}, context.trace, context.step), outcome), gpu_us, neighbour.gain, context.step.gpu_us)
         return self._finding(context, knob, neighbour, gain, gpu_us, flagged) if gain.low > 0 else None
 
-    def _finding(
-        self, context: Context, knob: Knob, neighbour: Neighbour, gain: Saving, gpu_us: float, flagged: list[int]
-    ) -> Finding:
+    def _finding(self, context: Context, knob: Knob, neighbour: Neighbour, gain: Saving, gpu_us: float, flagged: list[int]) -> Finding:
         return Finding(
             code=self.code,
             name=self.name,
@@ -117,7 +115,9 @@ class TailWave(Rule):
                 gpu_us, gpu_us / context.step.gpu_us, gain.gpu_us, gain.gpu_share, gain.step_share, gain.low, gain.high, gain.basis
             ),
             fix=Fix(
-                (Edit(knob.span, str(neighbour.value)),), f"set {knob.name} to {neighbour.value} (another width of the model)", safe=False,
+                (Edit(knob.span, str(neighbour.value)),),
+                f"set {knob.name} to {neighbour.value} (another width of the model)",
+                safe=False,
                 confirmed=context.trace.basis == "traced",
             ),
             details=tuple(_details(context, flagged)),
@@ -129,7 +129,7 @@ def _width_knobs(context: Context, op: Op) -> set[str]:
     """The knobs that set an aligned width of this GEMM and that a user may change."""
     if op.kind != "gemm" or op.gemm is None:
         return set()
-    if any(alignment_bytes(ld, op.dtype) < FULL_VECTOR_BYTES for ld in (op.gemm.lda, op.gemm.ldb, op.gemm.ldc)):
+    if misaligned_dims(op.gemm, op.dtype):
         return set()
     found = {key for dim, expression in op.gemm.origins if dim in ("m", "n", "k") for key in knobs(expression)}
     return {key for key in found if key in context.what_if.knobs and context.what_if.knobs[key].role in WIDTH_ROLES}

@@ -16,6 +16,8 @@ BoolArray = NDArray[np.bool_]
 
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8", "int8", "fp64")
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp8": 1, "int8": 1, "fp64": 8, "int4": 0.5, "nf4": 0.5, "fp4": 0.5}
+VECTOR_BYTES = 16
+"""What a tensor-core kernel loads at a time (cp.async, TMA)."""
 _OUTPUT_BYTES = {"fp8": 2, "int8": 4}
 
 
@@ -98,6 +100,12 @@ def gemms_of(records: Sequence[Gemm], dtypes: Sequence[str]) -> Gemms:
         offset=[g.offset_bytes for g in records],
         weight_dtypes=[g.weight_dtype for g in records],
     )
+
+
+def misaligned_dims(gemm: Gemm, dtype: str) -> tuple[str, ...]:
+    """Which of lda, ldb and ldc rule out 16-byte loads."""
+    size = ELEMENT_BYTES.get(dtype, 4)
+    return tuple(dim for dim in ("lda", "ldb", "ldc") if getattr(gemm, dim) * size % VECTOR_BYTES)
 
 
 def _even_groups(gemm: Gemm) -> tuple[int, int, int]:

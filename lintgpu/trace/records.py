@@ -187,7 +187,8 @@ def op_from_json(data: dict[str, Any]) -> Op:
     if values.get("attention"):
         values["attention"] = Attention(**(values["attention"] | {"origins": _pairs(values["attention"].get("origins", ()))}))
     if values.get("conv"):
-        values["conv"] = Conv(**{k: tuple(v) if isinstance(v, list) else v for k, v in values["conv"].items()})
+        conv: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values["conv"].items()}
+        values["conv"] = Conv(**conv)
     values["shape"] = tuple(values.get("shape", ()))
     return Op(**values)
 
