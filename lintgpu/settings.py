@@ -81,6 +81,7 @@ def load(path: str) -> Settings:
     """Read [tool.lintgpu] of the file at `path`. Raises SettingsError on a broken file, an unknown key or a bad value."""
     try:
         file = read(path, os.path.relpath(path))
+        file.check()
     except UnreadableFile as error:
         raise SettingsError(error.path, error.line, error.column, error.message) from error
     root = str(Path(path).resolve().parent)
