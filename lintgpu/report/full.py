@@ -45,7 +45,8 @@ def _finding(report: Report, finding: Finding, style: _Style) -> Iterator[str]:
         label = "" if finding.suggestion is None else f"suggested: {one_line(str(finding.suggestion))}"
         yield from frame(file.positions, span, label, report.width or DEFAULT_COLUMNS, lambda text: style(text, severity))
     for name, text in _notes(finding):
-        yield f"{style(f'{name:>6}:', 'quiet')} {one_line(text)}"
+        label = f"{name}:" if name else ""
+        yield f"{style(f'{label:>7}', 'quiet')} {one_line(text)}"
 
 
 def _notes(finding: Finding) -> Iterator[tuple[str, str]]:

@@ -49,10 +49,10 @@ def target_line(target: TargetSummary) -> str:
 
 
 def workload_sources(target: TargetSummary) -> dict[str, list[str]]:
-    """Names of workload values by where they come from, in the order given, read, assumed."""
+    """Names and values of the workload by where they come from, in the order given, read, assumed."""
     found: dict[str, list[str]] = {}
     for source in ("given", "read", "assumed"):
-        names = [value.name for value in target.workload_values if value.source == source]
+        names = [f"{value.name} {value.value}" for value in target.workload_values if value.source == source]
         if names:
             found[source] = names
     return found
@@ -65,9 +65,23 @@ def summary_line(report: Report) -> str:
     head = f"Found {_and(found)}" if found else "No findings"
     where = f" in {plural(report.checked, 'file')}" if report.checked else ""
     hidden = f", {report.suppressed} hidden by comments" if report.suppressed else ""
-    failed = len({(error.path, error.kind) for error in report.errors})
-    unchecked = f" {plural(failed, 'thing')} could not be checked." if failed else ""
-    return f"{head}{where}{hidden}.{unchecked}"
+    return " ".join([f"{head}{where}{hidden}.", *_not_done(report)])
+
+
+def _not_done(report: Report) -> list[str]:
+    """A sentence for each kind of thing that could not be checked."""
+    errors = Counter(
+        kind for kind, _ in {(error.kind, error.path if error.kind != "internal" else error.message) for error in report.errors}
+    )
+    unread, unknown, broken = errors.pop("file", 0), errors.pop("gpu", 0), errors.total()
+    failed = sum(target.basis == "failed" for target in report.targets)
+    said = (
+        (unread, f"{plural(unread, 'file')} could not be read."),
+        (failed, f"{plural(failed, 'target')} could not be traced."),
+        (unknown, f"{plural(unknown, 'GPU')} unknown."),
+        (broken, f"{plural(broken, 'check')} failed."),
+    )
+    return [sentence for count, sentence in said if count]
 
 
 def _and(words: list[str]) -> str:
