@@ -96,14 +96,15 @@ def check(paths: tuple[str, ...], **options: Any) -> None:
 @main.command()
 @_target_options
 @click.option("-f", "--output-format", type=click.Choice(("table", "json", "csv")), default="table", show_default=True)
+@click.option("--order", type=click.Choice(("share", "model")), default="share", show_default=True, help="Costliest first, or as they run.")
 def shapes(paths: tuple[str, ...], **options: Any) -> None:
     """Print every GEMM of a step with its shape, layout, cost and bound."""
     from lintgpu.report.shapes import render_shapes
 
     with _Progress() as progress:
         costed, report = engine.costs(replace(_request(paths, options, {}), progress=progress))
-    for one in costed:
-        click.echo(render_shapes(one, options["output_format"]), nl=False)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    click.echo(render_shapes(costed, options["output_format"], columns, options["order"]), nl=False)
     for finding in report.findings:
         click.echo(f"{finding.span.path}:{finding.span.line}:{finding.span.column}: {finding.message}", err=True)
     for error in report.errors:

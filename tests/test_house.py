@@ -72,7 +72,8 @@ def test_a_new_format_and_a_new_family_are_found_without_editing_a_list(tmp_path
         "    def build(self, spec, workload, changes):\n        raise KeyError\n"
     )
     result = run(
-        f"import lintgpu.report, lintgpu.target\nfor package in (lintgpu.report, lintgpu.target):\n    package.__path__.append({str(tmp_path)!r})\n"
+        f"import lintgpu.report, lintgpu.target\nfor package in (lintgpu.report, lintgpu.target):\n"
+        f"    package.__path__.append({str(tmp_path)!r})\n"
         "print('loud' in lintgpu.report.formats(), 'odd' in [family.name for family in lintgpu.target.families()])"
     )
     assert result.stdout.strip() == "True True", result.stderr
