@@ -1,1 +1,28 @@
-"""Find models, their knobs and their workload in files, without running any code of them."""
+"""Config families: one file each in this folder, found by looking; there is no list to edit."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import lru_cache
+from typing import Any
+
+from lintgpu.target.base import Family
+
+
+@lru_cache(maxsize=1)
+def families() -> tuple[Family, ...]:
+    """One instance of every Family in this folder, in the order in which a file is offered to them."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return tuple(sorted((kind() for kind in _below(Family)), key=lambda family: (family.order, family.name)))
+
+
+def family_named(name: str) -> Family:
+    """The family called `name`. Raises KeyError where there is none."""
+    return {family.name: family for family in families()}[name]
+
+
+def _below(kind: Any) -> list[Any]:
+    return [found for child in kind.__subclasses__() for found in (*([] if inspect.isabstract(child) else [child]), *_below(child))]

@@ -1,0 +1,188 @@
+"""The process that imports torch: it builds targets on meta, traces them and answers in JSON lines.
+
+The parent (lintgpu.trace.client) writes one JSON object a line: first the configuration, then requests. Each request is
+answered by any number of {"progress": stage} lines and one {"trace": ...} or {"failure": ...} line. The protocol runs over
+private copies of stdin and stdout; descriptor 1 is then pointed at stderr, so that whatever a model prints cannot mix with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from lintgpu.target.base import Built
+from lintgpu.trace import sandbox
+from lintgpu.trace.records import Trace, TraceFailure
+from lintgpu.workload import Mode, Workload
+
+IMPORTING, BUILDING, TRACING = "importing", "building", "tracing"
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """What the parent sends first."""
+
+    readable: tuple[str, ...]
+    writable: tuple[str, ...]
+    memory_bytes: int
+    cpu_seconds: float
+    project_root: str | None
+    """Put on sys.path only where the project's code may run."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Configuration:
+        """The inverse of dataclasses.asdict. Raises TypeError on unknown fields."""
+        return cls(**{**data, "readable": tuple(data["readable"]), "writable": tuple(data["writable"])})
+
+
+def main() -> int:
+    """Serve requests until stdin ends."""
+    requests, replies = _take_over_stdio()
+
+    def send(message: Mapping[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    configuration = Configuration.from_json(json.loads(requests.readline()))
+    confinement = sandbox.confine((*configuration.readable, *_interpreter_paths()), configuration.writable, configuration.memory_bytes)
+    if configuration.project_root is not None:
+        sys.path.insert(0, configuration.project_root)
+    send({"hello": {"python": sys.version.split()[0], **dataclasses.asdict(confinement)}})
+    for line in requests:
+        sandbox.allow_cpu_seconds(configuration.cpu_seconds)
+        outcome = answer(json.loads(line), lambda stage: send({"progress": stage}))
+        key = "trace" if isinstance(outcome, Trace) else "failure"
+        send({key: dataclasses.asdict(outcome)})
+        gc.collect()  # Modules and autograd graphs hold cycles; the next request should start small.
+    return 0
+
+
+def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace | TraceFailure:
+    """Build and trace what `request` names: {"family", "spec", "workload", "changes"}. Never raises but KeyboardInterrupt."""
+    progress(IMPORTING)
+    missing = _missing_torch()
+    if missing is not None:
+        return missing
+    workload = workload_from_json(request["workload"])
+    complaints: list[str] = []
+    told: TraceFailure | None = None
+    while True:
+        attempt = _Attempt(request, workload, tuple(complaints), progress)
+        outcome = attempt.run()
+        if isinstance(outcome, Trace):
+            return outcome
+        # The first complaint is the one to report, unless the model named an input, got it and complained anew.
+        if told is None or attempt.answered_by_name:
+            told = outcome
+        if outcome.stage not in ("inputs", "forward") or not attempt.can_amend(outcome.reason):
+            return told
+        complaints.append(outcome.reason)
+
+
+class _Attempt:
+    """One build and trace; inputs are those that the family chose, amended for each of `complaints`."""
+
+    def __init__(
+        self, request: Mapping[str, Any], workload: Workload, complaints: tuple[str, ...], progress: Callable[[str], None]
+    ) -> None:
+        self._request = request
+        self._workload = workload
+        self._complaints = complaints
+        self._progress = progress
+        self._stage = IMPORTING
+        self._built: Built | None = None
+
+    @property
+    def answered_by_name(self) -> bool:
+        """Whether the last amendment was an input that the model asked for by name."""
+        return self._built is not None and bool(self._built.extra.get("by_name"))
+
+    def can_amend(self, complaint: str) -> bool:
+        """Whether the family has other inputs to offer."""
+        return self._built is not None and "amend" in self._built.extra and self._built.extra["amend"](complaint) is not None
+
+    def run(self) -> Trace | TraceFailure:
+        """The trace, or why there is none."""
+        from lintgpu.trace.errors import TraceError
+        from lintgpu.trace.record import record
+
+        try:
+            return record(self._build, self._workload)
+        except KeyboardInterrupt:
+            raise
+        except TraceError as error:
+            return error.failure
+        except BaseException as error:  # Model code may raise anything, SystemExit included.
+            return failure_of(error, self._stage)
+
+    def _build(self) -> Built:
+        from lintgpu.target import family_named
+
+        self._enter(BUILDING)
+        built = family_named(self._request["family"]).build(self._request["spec"], self._workload, self._request["changes"])
+        for complaint in self._complaints:
+            built = built.extra["amend"](complaint)
+        self._built = built
+        self._enter(TRACING)
+        return built
+
+    def _enter(self, stage: str) -> None:
+        self._stage = stage
+        self._progress(stage)
+
+
+def failure_of(error: BaseException, stage: str) -> TraceFailure:
+    """What to say about an exception nobody expected."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return TraceFailure(
+            "limit", "ran out of the memory it was allowed", "raise memory-limit-gb in [tool.lintgpu]", error_type=type(error).__name__
+        )
+    from lintgpu.trace.errors import TraceError
+
+    stages = {IMPORTING: "environment", BUILDING: "build", TRACING: "forward"}
+    return TraceError.from_exception(stages[stage], error).failure
+
+
+def workload_from_json(data: Mapping[str, Any]) -> Workload:
+    """The inverse of dataclasses.asdict for a Workload."""
+    sources = tuple((str(name), str(source)) for name, source in data["sources"])
+    return Workload(**{**data, "mode": Mode(data["mode"]), "sources": sources})
+
+
+def _take_over_stdio() -> tuple[TextIO, TextIO]:
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+    return requests, replies
+
+
+def _interpreter_paths() -> tuple[str, ...]:
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return (*sorted(prefixes), *(path for path in sys.path if path), here, os.path.join(os.path.dirname(here), "rules"))
+
+
+def _missing_torch() -> TraceFailure | None:
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        reason = f"torch is not installed for {sys.executable}" if absent else f"torch cannot be imported: {error}"
+        return TraceFailure("environment", reason, "pip install 'lintgpu[trace]'", error_type=type(error).__name__)
+    except MemoryError as error:
+        return failure_of(error, IMPORTING)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
