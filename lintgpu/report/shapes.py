@@ -22,9 +22,11 @@ MEMORY_ROWS = 10
 LEAST_MODULE_COLUMNS = 16
 
 COLUMNS = (
-    "target", "gpu", "workload", "module", "phase", "kind", "op", "batch", "m", "n", "k", "layout", "lda", "ldb", "ldc", "heads",
-    "kv_heads", "q_len", "kv_len", "head_dim", "causal", "dtype", "count", "us", "low_us", "high_us", "gpu_share", "step_share", "bound", "kernel",
-    "alignment", "tile", "waves", "basis", "bytes_read", "bytes_written",
+    "target", "gpu", "workload", "module", "phase", "kind", "op",
+    "batch", "m", "n", "k", "layout", "lda", "ldb", "ldc",
+    "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal",
+    "dtype", "count", "us", "low_us", "high_us", "gpu_share", "step_share",
+    "bound", "kernel", "alignment", "tile", "waves", "basis", "bytes_read", "bytes_written",
 )  # fmt: skip
 """Of the csv form, and the keys of an op in the json form."""
 
