@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from lintgpu.source import SourceFile
     from lintgpu.trace.records import Trace
     from lintgpu.workload import Workload
+
+
+BUILD_DEVICE: ContextVar[str] = ContextVar("BUILD_DEVICE", default="meta")
+"""Where Family.build puts the model: on meta for a trace; the verifier sets the GPU that runs it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Built:
     """What Family.build returns in the worker: a module and what to feed it."""
 
     model: Any
-    """torch.nn.Module on the meta device."""
+    """torch.nn.Module on the device of BUILD_DEVICE (meta for a trace)."""
     make_inputs: Any
     """Callable () -> (args, kwargs), called under the trace modes."""
     loss: Any = None
@@ -109,7 +114,7 @@ class Family(ABC):
 
     @abstractmethod
     def build(self, spec: Mapping[str, Any], workload: Workload, changes: Mapping[str, int]) -> Built:
-        """Build the model on meta with the knobs in `changes` (knob id -> value) replaced.
+        """Build the model on the device of BUILD_DEVICE (meta for a trace) with the knobs in `changes` (knob id -> value) replaced.
 
         Raises lintgpu.trace.errors.BuildError with a true reason where it cannot.
         """
@@ -117,6 +122,10 @@ class Family(ABC):
     def resolve(self, target: Target, knob_id: str) -> Knob | None:
         """The knob behind an id that a trace names. Families whose worker finds literals in source override this."""
         return next((knob for knob in target.knobs if knob.id == knob_id), None)
+
+    def with_attention(self, spec: Mapping[str, Any], implementation: str) -> Mapping[str, Any] | None:
+        """`spec` with its attention set to "sdpa" or written by hand ("eager"); None where the family cannot choose."""
+        return None
 
     def estimate(self, target: Target, workload: Workload, changes: Mapping[str, int]) -> Trace | None:
         """A trace from the config's numbers alone, or None where the family cannot say."""

@@ -91,6 +91,11 @@ class HuggingFace(Family):
         name = key.rsplit(".", 1)[-1]
         return Knob(knob_id, f"{name} (the default, not in the file)", int(value), target.span, role_of(name))
 
+    def with_attention(self, spec: Mapping[str, Any], implementation: str) -> Mapping[str, Any] | None:
+        """The library builds either for most models."""
+        config = {key: value for key, value in spec["config"].items() if key != "_attn_implementation"}
+        return {**spec, "config": {**config, "attn_implementation": implementation}}
+
     def estimate(self, target: Target, workload: Workload, changes: Mapping[str, int]) -> Trace | None:
         """The analytic transformer of the config's numbers, where they describe one."""
         from lintgpu.target.estimate import estimate_config

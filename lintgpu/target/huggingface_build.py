@@ -1,4 +1,4 @@
-"""Build a transformers model on meta from a config's values. Runs in the worker; torch and transformers are imported inside."""
+"""Build a transformers model from a config's values. Runs in the worker; torch and transformers are imported inside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lintgpu.target.base import Built
+from lintgpu.target.base import BUILD_DEVICE, Built
 from lintgpu.target.huggingface import DEFAULT_PREFIX, Path, integers, knob_id
 from lintgpu.trace.errors import BuildError, TraceError
 from lintgpu.trace.origin import TracedInt
@@ -41,7 +41,7 @@ def build(data: Mapping[str, Any], workload: Workload, changes: Mapping[str, int
         assumptions.append("the weights are traced in the compute precision: the config's quantisation is left out")
     _settle(config)
     dtype = weight_dtype(torch, workload)
-    with _defaults(torch, dtype), torch.device("meta"):
+    with _defaults(torch, dtype), torch.device(BUILD_DEVICE.get()):
         model = _instance(kind, config, dtype, values, assumptions)
     model.train(workload.mode is Mode.TRAIN)
     from lintgpu.trace import inputs

@@ -20,6 +20,20 @@ _MAX_LENGTH = 400
 """Longer expressions (sums built in loops) are dropped: nobody reads them, and they would grow without bound."""
 
 
+_plain = False
+
+
+@contextmanager
+def plain_numbers() -> Iterator[None]:
+    """While it is open, traced numbers come out as plain ones: a model that is run, and not only traced, should not pay for them."""
+    global _plain
+    before, _plain = _plain, True
+    try:
+        yield
+    finally:
+        _plain = before
+
+
 class TracedInt(int):
     """An int with the expression it came from; equal to, hashed, printed and serialised like the plain int."""
 
@@ -27,6 +41,8 @@ class TracedInt(int):
 
     def __new__(cls, value: int, expression: str) -> TracedInt:
         """The int `value` that came from `expression`, a knob id in braces or arithmetic over several."""
+        if _plain:
+            return int(value)  # type: ignore[return-value]
         self = int.__new__(cls, value)
         self.expression = expression
         return self
@@ -55,6 +71,8 @@ class TracedFloat(float):
 
     def __new__(cls, value: float, expression: str) -> TracedFloat:
         """The float `value` that came from `expression`."""
+        if _plain:
+            return float(value)  # type: ignore[return-value]
         self = float.__new__(cls, value)
         self.expression = expression
         return self
