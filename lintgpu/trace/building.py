@@ -1,0 +1,161 @@
+"""Builds a model on meta while noting where each module and each dim came from."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from lintgpu.trace.modules import ConstructorSites, Sites
+from lintgpu.trace.origin import TracingInt, collect_inexact, expression
+from lintgpu.trace.shadow import storage_id
+from lintgpu.trace.weights import Origins
+
+if TYPE_CHECKING:
+    from lintgpu.target.base import Built
+
+_FACTORIES = frozenset([torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand, torch.full, torch.empty_strided, torch.normal])
+
+
+@dataclass
+class Provenance:
+    """What was noted while a model was built."""
+
+    sites: Sites = field(default_factory=Sites)
+    constructors: ConstructorSites = field(init=False)
+    factories: dict[int, Origins] = field(default_factory=dict)
+    """Storage id -> the origin of each dim, for tensors made by a factory call with traced ints."""
+    inexact: list[str] = field(default_factory=list)
+    compile_calls: list[str] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
+    """Storages behind `factories`, so that no address is reused."""
+
+    def __post_init__(self) -> None:
+        """Constructor sites share the cache of sites."""
+        self.constructors = ConstructorSites(self.sites)
+
+
+def build(make: Callable[[], Built], dtype: torch.dtype) -> tuple[Built, Provenance]:
+    """Call `make` with torch on meta and `dtype` as the default dtype; whatever it raises goes through."""
+    provenance = Provenance()
+    with ExitStack() as stack:
+        stack.enter_context(default_dtype(dtype))
+        stack.enter_context(without_compilers(provenance.compile_calls))
+        provenance.inexact = stack.enter_context(collect_inexact())
+        stack.enter_context(_noting_constructors(provenance.constructors))
+        stack.enter_context(_without_initialisation())
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(_Factories(provenance))
+        random.seed(0)
+        return make(), provenance
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype for a while."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def without_compilers(calls: list[str]) -> Iterator[None]:
+    """torch.compile and torch.jit hand back what they are given, so that ops reach the dispatcher; `calls` notes who asked."""
+
+    def compile_(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda function: compile_(function, **options)
+        calls.append(type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "?"))
+        return model
+
+    def compile_in_place(module: nn.Module, *args: Any, **options: Any) -> None:
+        calls.append(type(module).__name__)
+
+    before, before_module = torch.compile, nn.Module.compile
+    scripts = torch.jit._state._enabled.enabled
+    torch.compile, nn.Module.compile = compile_, compile_in_place
+    torch.jit._state._enabled.enabled = False
+    try:
+        yield
+    finally:
+        torch.compile, nn.Module.compile = before, before_module
+        torch.jit._state._enabled.enabled = scripts
+
+
+class _Factories(TorchFunctionMode):
+    """Notes the origins of the dims that tensor factories are called with."""
+
+    def __init__(self, provenance: Provenance) -> None:
+        super().__init__()
+        self._provenance = provenance
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in _FACTORIES:
+            size = (kwargs or {}).get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
+            origins = tuple(expression(dim) for dim in size if isinstance(dim, int))
+            if any(origins) and len(origins) == output.dim():
+                storage = output.untyped_storage()
+                self._provenance.factories[int(storage._cdata)] = origins
+                self._provenance.kept.append(storage)
+        return output
+
+
+@contextmanager
+def _noting_constructors(constructors: ConstructorSites) -> Iterator[None]:
+    original = nn.Module.__init__
+    shimmed: list[dict[str, Any]] = []
+
+    def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(module, *args, **kwargs)
+        constructors.note(module)
+        _keep_ints_traced(type(module), shimmed)
+
+    nn.Module.__init__ = init
+    try:
+        yield
+    finally:
+        nn.Module.__init__ = original
+        for names in shimmed:
+            names.pop("int", None)
+
+
+def _keep_ints_traced(cls: type, shimmed: list[dict[str, Any]]) -> None:
+    """Bind `int` to TracingInt in the file of a module class while it builds, so that int(d * 8 / 3) keeps its origin."""
+    if cls.__module__.startswith("torch."):
+        return
+    module = sys.modules.get(cls.__module__)
+    if module is not None and "int" not in module.__dict__:
+        module.__dict__["int"] = TracingInt
+        shimmed.append(module.__dict__)
+
+
+@contextmanager
+def _without_initialisation() -> Iterator[None]:
+    """torch.nn.init does nothing: values are never looked at on meta, and each call costs time."""
+    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_") and callable(getattr(nn.init, name))]
+    before = {name: getattr(nn.init, name) for name in names}
+
+    def skip(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor
+
+    for name in names:
+        setattr(nn.init, name, skip)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(nn.init, name, function)
+
+
+__all__ = ["Provenance", "build", "default_dtype", "storage_id", "without_compilers"]

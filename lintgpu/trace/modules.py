@@ -1,0 +1,177 @@
+"""Where things are in the model and in its source: module paths, constructor sites and call sites."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lintgpu.trace.records import Site
+
+_SKIPPED = (str(Path(torch.__file__).resolve().parent), str(Path(__file__).resolve().parent))
+
+
+class Sites:
+    """Turns frames into Sites, once for each instruction."""
+
+    def __init__(self) -> None:
+        """Starts with nothing seen."""
+        self._sites: dict[tuple[CodeType, int], Site] = {}
+
+    def of(self, frame: FrameType) -> Site:
+        """The place that `frame` is executing."""
+        key = (frame.f_code, frame.f_lasti)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = _site(frame.f_code, frame.f_lasti, frame.f_lineno)
+        return site
+
+    def caller(self) -> Site | None:
+        """The innermost place outside torch and this package, or None where there is none."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if _is_users(frame.f_code):
+                return self.of(frame)
+            frame = frame.f_back
+        return None
+
+    def constructor(self, module: nn.Module) -> Site | None:
+        """The call that constructs `module`, asked from inside its nn.Module.__init__."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if not _initialises(frame, module) and _is_users(frame.f_code):
+                return self.of(frame)
+            frame = frame.f_back
+        return None
+
+
+class ConstructorSites:
+    """Remembers where each module was constructed, through nn.Module.__init__."""
+
+    def __init__(self, sites: Sites) -> None:
+        """`sites` caches the places."""
+        self._sites = sites
+        self._of: dict[int, Site | None] = {}
+
+    def of(self, module: nn.Module) -> Site | None:
+        """The constructor call of `module`; None where it was copied or unpickled."""
+        return self._of.get(id(module))
+
+    def note(self, module: nn.Module) -> None:
+        """Called as `module` is being initialised. A reused id is overwritten by its new owner."""
+        self._of[id(module)] = self._sites.constructor(module)
+
+
+class ModuleStack:
+    """Which module is running. `calls` may be replaced to run a module another way (block memoisation)."""
+
+    def __init__(self, root: nn.Module, constructors: ConstructorSites) -> None:
+        """Names every module below `root` by its first path."""
+        self.constructors = constructors
+        self.stack: list[nn.Module] = []
+        self.calls: Any = None
+        self._paths: dict[int, str] = {}
+        self._sites: dict[int, Site | None] = {}
+        self._modules: list[nn.Module] = []
+        for path, module in root.named_modules():
+            self._paths[id(module)] = path
+            self._modules.append(module)
+            parent = path.rpartition(".")[0]
+            site = constructors.of(module)
+            # A deep-copied module never ran __init__: the best known place is its parent's.
+            self._sites[id(module)] = site if site is not None else self._parent_site(root, parent)
+
+    def _parent_site(self, root: nn.Module, parent: str) -> Site | None:
+        try:
+            return self._sites.get(id(root.get_submodule(parent)))
+        except AttributeError:
+            return None
+
+    def path(self, module: nn.Module) -> str:
+        """The path of `module` below the root; of one that the root does not own, the path of its caller."""
+        path = self._paths.get(id(module))
+        if path is not None:
+            return path
+        for outer in reversed(self.stack):
+            if id(outer) in self._paths:
+                return self._paths[id(outer)]
+        return ""
+
+    def site(self, module: nn.Module) -> Site | None:
+        """Where `module` was constructed."""
+        return self._sites.get(id(module)) or self.constructors.of(module)
+
+    @property
+    def current(self) -> nn.Module | None:
+        """The innermost running module."""
+        return self.stack[-1] if self.stack else None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Follow every module call while the context lasts."""
+        original = nn.Module.__call__
+        stack = self.stack
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            depth = len(stack)
+            stack.append(module)
+            try:
+                run = self.calls
+                return original(module, *args, **kwargs) if run is None else run(original, module, args, kwargs)
+            finally:
+                del stack[depth:]
+
+        nn.Module.__call__ = call
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original
+            stack.clear()
+
+
+def _initialises(frame: FrameType, module: nn.Module) -> bool:
+    code = frame.f_code
+    return code.co_name == "__init__" and bool(code.co_varnames) and frame.f_locals.get(code.co_varnames[0]) is module
+
+
+@cache
+def _is_users(code: CodeType) -> bool:
+    filename = code.co_filename
+    return not filename.startswith("<") and not filename.startswith(_SKIPPED)
+
+
+@cache
+def _positions(code: CodeType) -> list[Any]:
+    return list(code.co_positions()) if sys.version_info >= (3, 11) else []
+
+
+@cache
+def _line_bytes(filename: str, line: int) -> bytes:
+    import linecache
+
+    return linecache.getline(filename, line).encode()
+
+
+def _column(filename: str, line: int, offset: int | None) -> int:
+    """co_positions counts UTF-8 bytes from 0; a Site counts characters from 1."""
+    if offset is None:
+        return 0
+    return len(_line_bytes(filename, line)[:offset].decode(errors="ignore")) + 1
+
+
+def _site(code: CodeType, instruction: int, line: int) -> Site:
+    name = getattr(code, "co_qualname", code.co_name)
+    positions = _positions(code)
+    if instruction < 0 or instruction // 2 >= len(positions):
+        return Site(code.co_filename, line, function=name)
+    start, end, column, end_column = positions[instruction // 2]
+    if start is None or end is None or column is None or end_column is None:
+        return Site(code.co_filename, line, function=name)
+    return Site(code.co_filename, start, _column(code.co_filename, start, column), end, _column(code.co_filename, end, end_column), name)

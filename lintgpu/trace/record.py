@@ -1,0 +1,198 @@
+"""Builds a target on meta, runs one step of it and gives the ops: the worker's way from a Family to a Trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lintgpu.trace.attention import AttentionOverride
+from lintgpu.trace.building import Provenance, build, default_dtype, without_compilers
+from lintgpu.trace.errors import TraceError
+from lintgpu.trace.events import fold
+from lintgpu.trace.functions import Functions
+from lintgpu.trace.kinds import dtype_name
+from lintgpu.trace.modules import ModuleStack
+from lintgpu.trace.origin import knobs
+from lintgpu.trace.recorder import Recorder
+from lintgpu.trace.records import Op, Parameters, Trace
+from lintgpu.trace.weights import parameter_origins
+from lintgpu.workload import Mode, Workload
+
+if TYPE_CHECKING:
+    from lintgpu.target.base import Built
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
+
+
+def record(build_target: Callable[[], Built], workload: Workload, memoise: bool = True) -> Trace:
+    """Build a model and record the ops of one step under `workload`.
+
+    `build_target` is called on the meta device with the model's dtype as torch's default. With `memoise` equal blocks with equal
+    inputs run once. Raises TraceError, with the stage that failed.
+    """
+    started = time.perf_counter()
+    dtype = _dtype(workload)
+    try:
+        built, provenance = build(build_target, dtype)
+    except TraceError:
+        raise
+    except Exception as error:
+        raise TraceError.from_exception("build", error) from error
+    tracer = _Tracer(built, provenance, workload, dtype)
+    tracer.run(memoise)
+    return tracer.trace(time.perf_counter() - started)
+
+
+def _dtype(workload: Workload) -> torch.dtype:
+    """The dtype of the parameters: autocast keeps them in fp32."""
+    if workload.dtype not in DTYPES:
+        raise TraceError("config", f"unknown dtype {workload.dtype!r}", f"one of {', '.join(DTYPES)}")
+    return torch.float32 if uses_autocast(workload) else DTYPES[workload.dtype]
+
+
+def uses_autocast(workload: Workload) -> bool:
+    """Whether the step runs under torch.autocast: training in half precision with fp32 weights."""
+    return workload.autocast and workload.mode is Mode.TRAIN and workload.dtype in ("bf16", "fp16")
+
+
+class _Tracer:
+    """One run: the model, its recorder and what comes out."""
+
+    def __init__(self, built: Built, provenance: Provenance, workload: Workload, dtype: torch.dtype) -> None:
+        self.built = built
+        self.model: nn.Module = built.model
+        self.provenance = provenance
+        self.workload = workload
+        self.dtype = dtype
+        self.modules = ModuleStack(self.model, provenance.constructors)
+        self.weights = parameter_origins(self.model, provenance.factories)
+        self.recorder = Recorder(self.modules, self.weights, provenance.sites)
+        self.recorder.token_sizes = frozenset((workload.batch, workload.sequence, workload.batch * workload.sequence, 1))
+        self.inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        self.assumptions: list[str] = list(built.assumptions)
+
+    def run(self, memoise: bool) -> None:
+        training = self.workload.mode is Mode.TRAIN
+        self.model.train(training)
+        random.seed(0)
+        with self._modes():
+            with _stage("inputs"), self.recorder.silent(), default_dtype(self.dtype):
+                args, kwargs = self.built.make_inputs()
+            self.inputs = tuple(_named_shapes(args, kwargs))
+            with _stage("forward"), torch.set_grad_enabled(training), self.modules.running():
+                output = self.model(*args, **kwargs)
+                loss = self.built.loss(output) if training and self.built.loss is not None else None
+            if training:
+                with _stage("backward"):
+                    self._backward(output, loss)
+
+    @contextmanager
+    def _modes(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(without_compilers([]))
+            stack.enter_context(AttentionOverride(self.recorder.note_attention, self.recorder.attention_origins))
+            stack.enter_context(Functions(self.recorder))
+            stack.enter_context(self.recorder)
+            yield
+
+    def _backward(self, output: Any, loss: Any) -> None:
+        if loss is not None:
+            loss.backward()
+            return
+        self.assumptions.append("the loss was left out: the backward pass starts from the model's floating-point outputs")
+        outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad and tensor.is_floating_point()]
+        if not outputs:
+            raise TraceError("backward", "no output of the model needs a gradient", "name a loss, or trace with --mode infer")
+        with self.recorder.silent():
+            gradients = [torch.empty_like(tensor) for tensor in outputs]
+        torch.autograd.backward(outputs, gradients)
+
+    def trace(self, seconds: float) -> Trace:
+        ops = fold(self.recorder.items)
+        return Trace(
+            ops=ops,
+            parameters=_parameters(self.model),
+            basis="traced",
+            model_class=type(self.model).__name__,
+            inputs=self.inputs,
+            versions=_versions(self.model),
+            assumptions=tuple(dict.fromkeys([*self.assumptions, *self.recorder.assumptions])),
+            inexact_divisions=tuple(self.provenance.inexact),
+            knobs_seen=_knobs_of(ops, self.provenance),
+            compile_calls=tuple(dict.fromkeys(self.provenance.compile_calls)),
+            seconds=seconds,
+        )
+
+
+@contextmanager
+def _stage(stage: str) -> Iterator[None]:
+    """Whatever fails inside is a TraceError of this stage."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        raise TraceError.from_exception(stage, error) from error
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a model's output: tuples, lists, dicts, dataclasses."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)
+    elif dataclasses.is_dataclass(output):
+        for field in dataclasses.fields(output):
+            yield from _tensors(getattr(output, field.name))
+
+
+def _named_shapes(args: Any, kwargs: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for index, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            yield str(index), tuple(value.shape)
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            yield name, tuple(value.shape)
+
+
+def _parameters(model: nn.Module) -> Parameters:
+    """Each parameter once, however often it is tied."""
+    parameters = list(model.parameters())
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in parameters:
+        sizes[parameter.dtype] += parameter.numel()
+    dtype = dtype_name(sizes.most_common(1)[0][0]) if sizes else "fp32"
+    return Parameters(len(parameters), sum(sizes.values()), len(trainable), sum(parameter.numel() for parameter in trainable), dtype)
+
+
+def _versions(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    import sys
+
+    names = dict.fromkeys(["torch", type(model).__module__.partition(".")[0]])
+    found = ((name, getattr(sys.modules.get(name), "__version__", "")) for name in names)
+    return tuple((name, str(version)) for name, version in found if version)
+
+
+def _knobs_of(ops: tuple[Op, ...], provenance: Provenance) -> tuple[str, ...]:
+    """Knobs in any tensor's shape, in order of appearance in the build, then in the ops."""
+    seen: dict[str, None] = {}
+    for origins in provenance.factories.values():
+        for origin in origins:
+            seen.update(dict.fromkeys(knobs(origin) if origin else ()))
+    for op in ops:
+        for _, origin in (op.gemm.origins if op.gemm else ()) + (op.attention.origins if op.attention else ()):
+            seen.update(dict.fromkeys(knobs(origin)))
+    return tuple(seen)
