@@ -256,17 +256,23 @@ class _Run:
 
     def costs(self, traced: Traced) -> Iterator[Costed]:
         """The step on each GPU asked for; nothing where there is no trace."""
-        from lintgpu.gpu.profiles import UnknownGpu, find
         from lintgpu.gpu.step import cost_step
 
-        for name in traced.settings.gpus if traced.trace is not None else ():
+        trace = traced.trace
+        for profile in self._profiles(traced.settings):  # also without a trace: a wrong --gpu is an error of its own
+            if trace is not None:
+                yield Costed(traced, profile, cost_step(trace, profile, traced.workload))
+
+    def _profiles(self, settings: Settings) -> list[Profile]:
+        from lintgpu.gpu.profiles import UnknownGpu, find
+
+        found = []
+        for name in settings.gpus:
             try:
-                profile = find(name)
+                found.append(find(name))
             except (UnknownGpu, ValueError, OSError) as error:
                 self._record(name, 0, 0, str(error), "gpu")
-                continue
-            assert traced.trace is not None
-            yield Costed(traced, profile, cost_step(traced.trace, profile, traced.workload))
+        return found
 
     def findings(self, costed: Costed, stack: ExitStack) -> Iterator[Finding]:
         """What the rules say about one target on one GPU."""
@@ -372,17 +378,18 @@ def _summary(traced: Traced, costed: Costed | None) -> TargetSummary:
     notes = list(traced.target.notes) + (list(trace.assumptions) if trace else [])
     if failure is not None:
         notes.insert(0, f"not traced: {failure.reason}" + (f" ({failure.hint})" if failure.hint else ""))
+    gpu = costed.profile.name if costed else ", ".join(traced.settings.gpus)
     return TargetSummary(
         name=traced.target.name,
         path=traced.target.span.path,
         family=traced.target.family,
-        gpu=costed.profile.name if costed else ", ".join(traced.settings.gpus),
+        gpu=gpu,
         basis=trace.basis if trace else "failed",
         model_class=trace.model_class if trace else "",
         workload=workloads.describe(workload),
         workload_values=(
             *(WorkloadValue(name, value, source.value) for name, value, source in workloads.values(workload)),
-            WorkloadValue("gpu", costed.profile.name if costed else "", "given" if traced.settings.gpus_given else "assumed"),
+            WorkloadValue("gpu", gpu, "given" if traced.settings.gpus_given else "assumed"),
         ),
         step_us=costed.step.step_us if costed else None,
         gpu_us=costed.step.gpu_us if costed else None,
