@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lintgpu.target.base import BUILD_DEVICE, Built
+from lintgpu.target.base import Built
 from lintgpu.target.huggingface import DEFAULT_PREFIX, Path, integers, knob_id
 from lintgpu.trace.errors import BuildError, TraceError
 from lintgpu.trace.origin import TracedInt
-from lintgpu.workload import Mode, Workload
+from lintgpu.workload import Workload
 
 # Heads in the order in which a model of several is taken for what it is; the other mappings of the library follow.
 _HEADS = (
@@ -40,19 +40,11 @@ def build(data: Mapping[str, Any], workload: Workload, changes: Mapping[str, int
     if data.get("quantization_config"):
         assumptions.append("the weights are traced in the compute precision: the config's quantisation is left out")
     _settle(config)
-    dtype = weight_dtype(torch, workload)
-    with _defaults(torch, dtype), torch.device(BUILD_DEVICE.get()):
-        model = _instance(kind, config, dtype, values, assumptions)
-    model.train(workload.mode is Mode.TRAIN)
+    # The recorder has made the model's dtype the default and meta the device; transformers wants the dtype said again.
+    model = _instance(kind, config, torch.get_default_dtype(), values, assumptions)
     from lintgpu.trace import inputs
 
     return inputs.for_transformers(model, config, workload, assumptions)
-
-
-def weight_dtype(torch: Any, workload: Workload) -> Any:
-    """The dtype of the weights: fp32 under autocast and for tf32, else the workload's own."""
-    name = "fp32" if workload.autocast or workload.dtype == "tf32" else workload.dtype
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
 
 
 def with_changes(data: Mapping[str, Any], changes: Mapping[str, int]) -> dict[str, Any]:
@@ -269,17 +261,6 @@ def _parts(config: Any) -> Iterator[Any]:
     for value in list(vars(config).values()):
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             yield from _parts(value)
-
-
-@contextlib.contextmanager
-def _defaults(torch: Any, dtype: Any) -> Iterator[None]:
-    # Converting after the build is slow or fails on meta, so the dtype is the default while building.
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _instance(kind: Any, config: Any, dtype: Any, values: Mapping[str, Any], assumptions: list[str]) -> Any:

@@ -122,11 +122,6 @@ class _Maker:
 
     def built(self, request: Request, assumptions: tuple[str, ...]) -> Built:
         labels = self._labels(request)
-        said = (
-            assumptions
-            if labels or self.workload.mode is not Mode.TRAIN
-            else (*assumptions, "no loss: backward runs from the sum of the outputs")
-        )
 
         def make() -> tuple[tuple[Any, ...], dict[str, Any]]:
             if self.workload.mode is Mode.DECODE:
@@ -143,7 +138,7 @@ class _Maker:
             return self.built(better, assumptions) if better is not None else None
 
         loss = (lambda output: output["loss"] if isinstance(output, Mapping) else output[0]) if labels is not None else None
-        return Built(self.model, make, loss, said, {"amend": amend, "by_name": request.by_name})
+        return Built(self.model, make, loss, assumptions, {"amend": amend, "by_name": request.by_name})
 
     def candidates(self, name: str) -> list[Spec]:
         """The shapes that a parameter may want, likeliest first."""
