@@ -76,9 +76,10 @@ class SourceFile:
     def comments(self) -> tuple[Span, ...]:
         """The comments of the file, marker included; none where it does not parse."""
         try:
-            comments: tuple[Span, ...] = _reader(self.language).comments(self.positions)
-        except (UnreadableFile, RecursionError):
+            self.check()
+        except UnreadableFile:
             return ()
+        comments: tuple[Span, ...] = _reader(self.language).comments(self.positions)
         return comments
 
     def check(self) -> None:

@@ -1,7 +1,8 @@
 """JSON with positions, by tree-sitter.
 
-What Python's json and JSONC editors take beyond the standard (NaN, Infinity; comments, trailing commas) is masked by characters
-of the same length first, so that positions stay, and Python's json then says what is wrong with the rest, if anything is.
+What JSONC editors take beyond the standard (comments, trailing commas) is masked by blanks first, so that positions stay, and
+Python's json says what is wrong with the rest, if anything is. For the grammar, which is narrower than json (no NaN, no 1e+5),
+strings and numbers are masked as well: it only has to find where values start and end.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     import tree_sitter
 
 _STRING = r'"(?:\\.|[^"\\\r\n])*"'
-_COMMENT = r"//[^\r\n]*|/\*.*?\*/"
-_LEXEMES = re.compile(rf"{_STRING}|(?P<comment>{_COMMENT})|(?P<constant>(?<![\w.+-])(?:-?Infinity|NaN)(?![\w.+-]))", re.DOTALL)
+_STRINGS_AND_COMMENTS = re.compile(rf"{_STRING}|(?P<comment>//[^\r\n]*|/\*.*?\*/)", re.DOTALL)
 _TRAILING_COMMAS = re.compile(rf"{_STRING}|(?P<comma>,)(?=\s*[\]}}])", re.DOTALL)
+_SCALARS = re.compile(rf"(?P<string>{_STRING})|[^\s,:\[\]{{}}\"]+", re.DOTALL)
 
 
 def documents(positions: Positions) -> tuple[Node, ...]:
     """The one document of the text. Raises UnreadableFile where it is not JSON."""
-    masked = _TRAILING_COMMAS.sub(lambda match: " " if match["comma"] else match[0], _LEXEMES.sub(_mask, positions.text))
+    strict = _TRAILING_COMMAS.sub(lambda match: " " if match["comma"] else match[0], _STRINGS_AND_COMMENTS.sub(_blank, positions.text))
     try:
-        json.loads(masked)
+        json.loads(strict)
     except json.JSONDecodeError as error:
         rest = positions.text[error.pos :].split(maxsplit=1)
         found = repr(rest[0][:20]) if rest else "the end of the file"
@@ -40,29 +41,32 @@ def documents(positions: Positions) -> tuple[Node, ...]:
         raise UnreadableFile(positions.path, line, column, f"not valid JSON: {message}, found {found}") from None
     except ValueError as error:
         raise UnreadableFile(positions.path, 1, 1, f"not valid JSON: {error}") from None
-    document = Parser(Language(tree_sitter_json.language())).parse(masked.encode("utf-8")).root_node
+    shape = _SCALARS.sub(_placeholder, strict).encode("ascii")
+    document = Parser(Language(tree_sitter_json.language())).parse(shape).root_node
     return (_node(document.named_children[0], positions, None),)
 
 
 def comments(positions: Positions) -> tuple[Span, ...]:
     """The spans of all comments of a JSONC file."""
-    return tuple(positions.span(*match.span()) for match in _LEXEMES.finditer(positions.text) if match["comment"])
+    return tuple(positions.span(*match.span()) for match in _STRINGS_AND_COMMENTS.finditer(positions.text) if match["comment"])
 
 
-def _mask(match: re.Match[str]) -> str:
-    if match["comment"]:
-        return re.sub(r"[^\r\n]", " ", match[0])
-    return "1" * len(match[0]) if match["constant"] else match[0]
+def _blank(match: re.Match[str]) -> str:
+    return re.sub(r"[^\r\n]", " ", match[0]) if match["comment"] else match[0]
+
+
+def _placeholder(match: re.Match[str]) -> str:
+    """ASCII of the same length, so that the grammar's bytes are our characters."""
+    return '"' + "s" * (len(match[0]) - 2) + '"' if match["string"] else "1" * len(match[0])
 
 
 def _node(node: tree_sitter.Node, positions: Positions, key_span: Span | None) -> Node:
-    start, end = positions.from_byte(node.start_byte), positions.from_byte(node.end_byte)
-    span = positions.span(start, end)
+    span = positions.span(node.start_byte, node.end_byte)
     if node.type == "object":
         children: dict[Any, Node] = {}
         for pair in node.named_children:
             key, value = pair.named_children
-            place = positions.span(positions.from_byte(key.start_byte), positions.from_byte(key.end_byte))
+            place = positions.span(key.start_byte, key.end_byte)
             children[_scalar(key, positions)] = _node(value, positions, place)
         return Node({name: child.value for name, child in children.items()}, span, key_span, children)
     if node.type == "array":
@@ -72,4 +76,4 @@ def _node(node: tree_sitter.Node, positions: Positions, key_span: Span | None) -
 
 
 def _scalar(node: tree_sitter.Node, positions: Positions) -> Any:
-    return json.loads(positions.text[positions.from_byte(node.start_byte) : positions.from_byte(node.end_byte)])
+    return json.loads(positions.text[node.start_byte : node.end_byte])

@@ -26,11 +26,13 @@ class Positions:
         return line, offset - self._starts[line - 1] + 1
 
     def offset(self, line: int, column: int) -> int:
-        """Character offset of a line and column; the column may be one past the end of its line. Raises ValueError beyond."""
+        """Character offset of a line and column; the column may be that of the line's end. Raises ValueError beyond."""
         if not 1 <= line <= len(self._starts):
             raise ValueError(f"line {line} is outside the {len(self._starts)} lines of {self.path}")
         start = self._starts[line - 1]
-        if not 1 <= column <= self._line_end(line) - start + 1:
+        # Behind the last character of the text there is one more place, behind a line's end the next line begins.
+        places = self._line_end(line) - start + (line == len(self._starts))
+        if not 1 <= column <= places:
             raise ValueError(f"column {column} is outside line {line} of {self.path}")
         return start + column - 1
 

@@ -28,14 +28,11 @@ def tree(positions: Positions) -> ast.Module:
 
 
 def comments(positions: Positions) -> tuple[Span, ...]:
-    """The spans of all comments; those up to the first broken token where the text does not tokenize."""
+    """The spans of all comments of a text that parses."""
     found: list[Span] = []
-    try:
-        # newline="" keeps CR and CRLF as they are; tokenize wants each line with its end.
-        for token in tokenize.generate_tokens(io.StringIO(positions.text, newline=None).readline):
-            if token.type == tokenize.COMMENT:
-                start = positions.offset(token.start[0], token.start[1] + 1)
-                found.append(positions.span(start, start + len(token.string)))
-    except (tokenize.TokenError, SyntaxError, ValueError):
-        pass
+    # newline=None makes LF of CR and CRLF, as tokenize wants it; lines and columns stay.
+    for token in tokenize.generate_tokens(io.StringIO(positions.text, newline=None).readline):
+        if token.type == tokenize.COMMENT:
+            start = positions.offset(token.start[0], token.start[1] + 1)
+            found.append(positions.span(start, start + len(token.string)))
     return tuple(found)

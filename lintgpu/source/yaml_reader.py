@@ -27,6 +27,7 @@ MAX_VALUES = 1_000_000
 """Values of a document after its aliases are followed; nested aliases grow without bound."""
 
 _STANDARD = "tag:yaml.org,2002:"
+_NO_BOOLEANS = ("y", "Y", "n", "N")
 _PARSER_FAULTS = (ValueError, IndexError, KeyError, TypeError, AttributeError, AssertionError, NotImplementedError)
 """What ruamel.yaml raises, besides its own errors, on some malformed texts."""
 _COMMENT_START = re.compile(r"(?:^|(?<=[ \t]))#[^\r\n]*", re.MULTILINE)
@@ -49,7 +50,7 @@ def documents(positions: Positions) -> tuple[Node, ...]:
 
 
 def comments(positions: Positions) -> tuple[Span, ...]:
-    """The spans of all comments: from a # at the start of a line or after white space, outside of scalars, to the line's end."""
+    """The spans of all comments of a text that parses: from a # behind white space or at a line's start, but in no scalar."""
     starts, ends = _scalar_ranges(positions)
     found: list[tuple[int, int]] = []
     for match in _COMMENT_START.finditer(positions.text):
@@ -64,15 +65,12 @@ def comments(positions: Positions) -> tuple[Span, ...]:
 def _scalar_ranges(positions: Positions) -> tuple[list[int], list[int]]:
     """Where scalars start and end, in the order of the text. The header line of a block scalar, which may hold a comment, is left out."""
     starts, ends = [], []
-    try:
-        for token in _loader().scan(positions.text):
-            if isinstance(token, ScalarToken):
-                start, end = token.start_mark.index, token.end_mark.index
-                header = _BLOCK_HEADER.match(positions.text, start) if token.style in ("|", ">") else None
-                starts.append(header.end() if header else start)
-                ends.append(end)
-    except (YAMLError, *_PARSER_FAULTS):
-        raise UnreadableFile(positions.path, 1, 1, "not valid YAML") from None
+    for token in _loader().scan(positions.text):
+        if isinstance(token, ScalarToken):
+            start, end = token.start_mark.index, token.end_mark.index
+            header = _BLOCK_HEADER.match(positions.text, start) if token.style in ("|", ">") else None
+            starts.append(header.end() if header else start)
+            ends.append(end)
     return starts, ends
 
 
@@ -167,7 +165,8 @@ class _Builder:
             if kind == "null":
                 return None
             if kind == "bool":
-                return self.constructor.construct_yaml_bool(node)
+                # YAML 1.1 has y and n as well, but PyYAML does not.
+                return node.value if node.value in _NO_BOOLEANS else self.constructor.construct_yaml_bool(node)
             if kind == "int":
                 return self.constructor.construct_yaml_int(node)
             if kind == "float":
