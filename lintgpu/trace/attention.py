@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lintgpu.trace.records import Attention
+from lintgpu.trace.shadow import unmoded
 
 Note = Callable[[Attention, str, list[torch.Tensor], list[torch.Tensor]], None]
 """(attention, phase, inputs, outputs): called once the op has run."""
@@ -58,7 +59,7 @@ class _Attend(torch.autograd.Function):
         ctx.attention, ctx.note = attention, note
         # Flash attention hands out [batch, length, heads, dim] memory seen as [batch, heads, length, dim].
         shape = (*query.shape[:-1], value.shape[-1])
-        with torch._C._DisableTorchDispatch():
+        with unmoded():
             if query.dim() >= 3:
                 output = query.new_empty((*shape[:-3], shape[-2], shape[-3], shape[-1])).transpose(-3, -2)
             else:
@@ -69,7 +70,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         query, key, value, mask = ctx.saved_tensors
-        with torch._C._DisableTorchDispatch():
+        with unmoded():
             outputs = [torch.empty_like(tensor) for tensor in (query, key, value)]
             grad_mask = torch.empty_like(mask) if mask is not None and ctx.needs_input_grad[3] else None
         written = outputs if grad_mask is None else [*outputs, grad_mask]

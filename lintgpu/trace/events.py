@@ -108,7 +108,9 @@ def _expand(items: Iterable[Event | Replay], depth: int, prefix: Path, count: in
             known[2][0] += count
     for entry in order:
         if isinstance(entry, Event):
-            yield entry, prefix + split(entry.place.module)[depth:], count
+            # The engine's sums of gradients belong to no module, wherever they are replayed.
+            path = split(entry.place.module)
+            yield entry, prefix + path[depth:] if path else (), count
         else:
             block, at, times = replays[entry]
             yield from _expand(block.items, len(block.path), tuple(at), times[0])

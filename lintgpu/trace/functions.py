@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lintgpu.trace import oracle
 from lintgpu.trace.recorder import META, Recorder
+from lintgpu.trace.shadow import unmoded
 
 Tensor = torch.Tensor
 
@@ -56,7 +57,7 @@ def _tensor(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return data if dtype is None else data.to(dtype)
     if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(data)):
         data = tree_map_only(Tensor, lambda leaf: _known_or_oracle(recorder, leaf), data)
-    with torch._C._DisableTorchDispatch():
+    with unmoded():
         value = func(data, *args[1:], **{key: item for key, item in kwargs.items() if key != "data"})
         lifted = recorder.shadows.lift(value)
     return lifted.requires_grad_() if requires_grad else lifted
@@ -90,7 +91,7 @@ def _numpy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if value is None:
         recorder.assume("values that depend on weights or data were taken to be alike")
         value = oracle.contents(tensor)
-    with torch._C._DisableTorchDispatch():
+    with unmoded():
         return value.numpy()
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from lintgpu.trace.records import Site
 
+_HERE = Path(__file__).resolve().parent
 _SKIPPED = (str(Path(torch.__file__).resolve().parent), str(Path(__file__).resolve().parent))
 
 
@@ -34,9 +35,9 @@ class Sites:
         return site
 
     def caller(self) -> Site | None:
-        """The innermost place outside torch and this package, or None where there is none."""
+        """The innermost place of the model's code or what it calls, torch left out; None where there is none."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        while frame is not None and not _is_entry(frame.f_code):
             if _is_users(frame.f_code):
                 return self.of(frame)
             frame = frame.f_back
@@ -45,7 +46,7 @@ class Sites:
     def constructor(self, module: nn.Module) -> Site | None:
         """The call that constructs `module`, asked from inside its nn.Module.__init__."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        while frame is not None and not _is_entry(frame.f_code):
             if not _initialises(frame, module) and _is_users(frame.f_code):
                 return self.of(frame)
             frame = frame.f_back
@@ -145,6 +146,12 @@ def _initialises(frame: FrameType, module: nn.Module) -> bool:
 def _is_users(code: CodeType) -> bool:
     filename = code.co_filename
     return not filename.startswith("<") and not filename.startswith(_SKIPPED)
+
+
+@cache
+def _is_entry(code: CodeType) -> bool:
+    """Frames outside the one that builds the model or runs the step belong to the worker."""
+    return code.co_filename == str(_HERE / "record.py") or (code.co_filename == str(_HERE / "building.py") and code.co_name == "build")
 
 
 @cache

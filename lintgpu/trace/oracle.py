@@ -39,6 +39,13 @@ class Classes:
         """One in how many elements of `mask` is set; 1 where unknown."""
         return self._masks.get(storage_id(mask), (None, 1))[1]
 
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """`target` stands for `source`."""
+        for table in (self._indices, self._masks):
+            known = table.get(storage_id(source))
+            if known is not None:
+                self._put(table, target, known[1])
+
     def note(self, name: str, args: Sequence[Any], output: Any) -> None:
         """Follow class indices and masks through the op `name`."""
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None

@@ -19,6 +19,7 @@ from lintgpu.trace.errors import TraceError
 from lintgpu.trace.events import fold
 from lintgpu.trace.functions import Functions
 from lintgpu.trace.kinds import dtype_name
+from lintgpu.trace.memo import Memo
 from lintgpu.trace.modules import ModuleStack
 from lintgpu.trace.origin import knobs
 from lintgpu.trace.recorder import Recorder
@@ -87,6 +88,8 @@ class _Tracer:
             with _stage("inputs"), self.recorder.silent(), default_dtype(self.dtype):
                 args, kwargs = self.built.make_inputs()
             self.inputs = tuple(_named_shapes(args, kwargs))
+            if memoise:
+                self.modules.calls = Memo(self.model, self.recorder, lambda module: None).call
             with _stage("forward"), torch.set_grad_enabled(training), self.modules.running():
                 output = self.model(*args, **kwargs)
                 loss = self.built.loss(output) if training and self.built.loss is not None else None

@@ -64,9 +64,17 @@ class Recorder(TorchDispatchMode):
 
     # -- the way of one op
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False keeps torch from wrapping the mode, which would import torch._dynamo (seconds) for nothing."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one op on meta and note it."""
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            return self._op(func, args, kwargs or {})
+
+    def _op(self, func: Any, args: Any, kwargs: Any) -> Any:
         node = torch._C._current_autograd_node()
         if node is None:
             self._claim_nodes()

@@ -7,6 +7,8 @@ every view of a meta storage sees the same twin storage. A storage loses its twi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,7 +57,8 @@ class Shadows:
         twin = value.untyped_storage()
         if value.stride() != tensor.stride() or value.storage_offset() != tensor.storage_offset() or twin.nbytes() != storage.nbytes():
             twin = torch.UntypedStorage(storage.nbytes())
-            _view(twin, tensor).copy_(value)
+            with unmoded():
+                _view(twin, tensor).copy_(value)
         self._put(storage, twin)
 
     def start(self, tensor: torch.Tensor) -> bool:
@@ -78,7 +81,8 @@ class Shadows:
 
     def lift(self, value: torch.Tensor) -> torch.Tensor:
         """A meta tensor with the known contents of a CPU tensor."""
-        tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        with unmoded():
+            tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         if is_small(value.shape, value.dtype):
             self.attach(tensor, value.detach())
         return tensor
@@ -92,6 +96,14 @@ class Shadows:
             self._added = 0
 
 
-def _view(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty(0, dtype=like.dtype, device="cpu")
-    return empty.set_(storage, like.storage_offset(), like.shape, like.stride())  # type: ignore[call-overload,no-any-return]
+@contextmanager
+def unmoded() -> Iterator[None]:
+    """Call torch past every mode, whatever is active."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _view(storage: torch.UntypedStorage, like: torch.Tensor) -> Any:
+    with unmoded():
+        empty = torch.empty(0, dtype=like.dtype, device="cpu")
+        return empty.set_(storage, like.storage_offset(), like.shape, like.stride())
