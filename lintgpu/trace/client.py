@@ -24,8 +24,9 @@ from lintgpu.target.base import Target
 from lintgpu.trace.records import Trace, TraceFailure, trace_from_json
 from lintgpu.workload import Workload
 
-# Loads lintgpu from its own folder without putting the site-packages it may live in on the path of another interpreter.
-_BOOTSTRAP = """
+# `python -c BOOTSTRAP FOLDER MODULE` runs MODULE.main(). Loads lintgpu from its own folder without putting the site-packages
+# it may live in on the path of another interpreter.
+BOOTSTRAP = """
 import sys
 if sys.version_info < (3, 10): sys.exit("lintgpu needs Python 3.10 or newer to trace, not " + sys.version.split()[0])
 sys.path[:] = [p for p in sys.path if p]
@@ -33,8 +34,8 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("lintgpu", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
 sys.modules["lintgpu"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-from lintgpu.trace.worker import main
-sys.exit(main())
+import importlib
+sys.exit(importlib.import_module(sys.argv[2]).main())
 """
 
 # What an interpreter needs of the environment to start and to find its libraries; nothing else (no tokens) reaches an untrusted build.
@@ -181,7 +182,7 @@ class _Process:
         package = str(Path(lintgpu.__file__).resolve().parent)
         try:
             self._child = subprocess.Popen(
-                [python, "-c", _BOOTSTRAP, package],
+                [python, "-c", BOOTSTRAP, package, "lintgpu.trace.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -43,7 +43,7 @@ class Configuration:
 
 def main() -> int:
     """Serve requests until stdin ends."""
-    requests, replies = _take_over_stdio()
+    requests, replies = take_over_stdio()
 
     def send(message: Mapping[str, Any]) -> None:
         replies.write(json.dumps(message) + "\n")
@@ -66,7 +66,7 @@ def main() -> int:
 def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace | TraceFailure:
     """Build and trace what `request` names: {"family", "spec", "workload", "changes"}. Never raises but KeyboardInterrupt."""
     progress(IMPORTING)
-    missing = _missing_torch()
+    missing = missing_torch()
     if missing is not None:
         return missing
     workload = workload_from_json(request["workload"])
@@ -155,7 +155,8 @@ def workload_from_json(data: Mapping[str, Any]) -> Workload:
     return Workload(**{**data, "mode": Mode(data["mode"]), "sources": sources})
 
 
-def _take_over_stdio() -> tuple[TextIO, TextIO]:
+def take_over_stdio() -> tuple[TextIO, TextIO]:
+    """Private copies of stdin and stdout; whatever is printed from now on goes to stderr."""
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -172,7 +173,8 @@ def _interpreter_paths() -> tuple[str, ...]:
     return (*sorted(prefixes), *(path for path in sys.path if path), here, os.path.join(os.path.dirname(here), "rules"))
 
 
-def _missing_torch() -> TraceFailure | None:
+def missing_torch() -> TraceFailure | None:
+    """Import torch, or say why that cannot be done."""
     try:
         importlib.import_module("torch")
     except ImportError as error:
