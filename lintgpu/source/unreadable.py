@@ -20,4 +20,4 @@ class UnreadableFile(Exception):
 
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}:{self.column}" if self.line else self.path
-        return f"{place}: {self.message}"
+        return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in f"{place}: {self.message}")
