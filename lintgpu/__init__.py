@@ -24,6 +24,7 @@ def _load_rules_of_checkout() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["lintgpu.rules"] = module
     spec.loader.exec_module(module)
+    setattr(sys.modules[__name__], "rules", module)  # noqa: B010 - what an import statement would do
 
 
 _load_rules_of_checkout()

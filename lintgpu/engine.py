@@ -121,6 +121,7 @@ class _Run:
         self.files: dict[str, SourceFile] = {}
         self.errors: list[FileError] = []
         self.broken: list[BrokenFile] = []
+        self._settings: dict[str, Settings | None] = {}
         self.paths = self._paths()
 
     def _paths(self) -> list[str]:
@@ -133,6 +134,12 @@ class _Run:
 
     def settings(self, path: str) -> Settings | None:
         """The settings that hold for `path`; None where they are broken, which is recorded once."""
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        if folder not in self._settings:
+            self._settings[folder] = self._discover(path)
+        return self._settings[folder]
+
+    def _discover(self, path: str) -> Settings | None:
         try:
             found = settings_module.discover(path)
         except SettingsError as error:

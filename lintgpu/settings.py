@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +63,12 @@ def discover(path: str) -> Settings:
     """
     start = Path(path).resolve()
     folder = start if start.is_dir() else start.parent
-    return _discover_in(str(folder))
-
-
-@lru_cache(maxsize=4096)
-def _discover_in(folder: str) -> Settings:
-    for candidate in (Path(folder), *Path(folder).parents):
+    for candidate in (folder, *folder.parents):
         file = candidate / "pyproject.toml"
         # A cheap look first: most pyproject.toml files say nothing about lintgpu and need no parser.
         if file.is_file() and b"tool.lintgpu" in file.read_bytes():
             return load(str(file))
-    return Settings(root=folder)
+    return Settings(root=str(folder))
 
 
 def load(path: str) -> Settings:

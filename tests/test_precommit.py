@@ -25,7 +25,7 @@ def model_repository(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     folder.mkdir()
     git(folder, "init", "-q")
-    (folder / "config.json").write_text('{"model_type": "gpt2",\n "vocab_size": 50257}\n')
+    (folder / "config.json").write_text((TOP / "examples" / "gpt2" / "config.json").read_text())
     (folder / "notes.py").write_text("x = 1\n")
     git(folder, "add", ".")
     return folder
@@ -59,8 +59,9 @@ def try_repo(hook: str, models: Path, repository: Path, tmp_path: Path) -> subpr
 def test_the_static_hook_needs_no_torch(model_repository: Path, lintgpu_repository: Path, tmp_path: Path) -> None:
     result = try_repo("lintgpu", model_repository, lintgpu_repository, tmp_path)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "config.json:2:16" in result.stdout
+    assert "config.json:4:17" in result.stdout
     assert "LG101" in result.stdout
+    assert "torch" in result.stdout, "it says that nothing was traced and how to change that"
     git(model_repository, "rm", "-qf", "config.json")
     result = try_repo("lintgpu", model_repository, lintgpu_repository, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -70,5 +71,5 @@ def test_the_static_hook_needs_no_torch(model_repository: Path, lintgpu_reposito
 def test_the_trace_hook_uses_the_users_environment(model_repository: Path, lintgpu_repository: Path, tmp_path: Path) -> None:
     result = try_repo("lintgpu-trace", model_repository, lintgpu_repository, tmp_path)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "config.json:2:16" in result.stdout
+    assert "config.json:4:17" in result.stdout
     assert "GPT2LMHeadModel" in result.stdout
