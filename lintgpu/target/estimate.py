@@ -279,14 +279,17 @@ def estimate_config(data: Mapping[str, Any], values: Mapping[str, int], workload
     """
     prefix = next((f"{part}." for part in ("text_config", "llm_config", "language_config") if isinstance(data.get(part), Mapping)), "")
     part: Mapping[str, Any] = data[prefix[:-1]] if prefix else data
-    numbers: dict[str, int] = {}
-    for name, keys in _KEYS.items():
-        for key in keys:
-            for knob in (prefix + key, key):
-                if knob in values and name not in numbers:
-                    numbers[name] = TracedInt(changes.get(knob, values[knob]), f"{{{knob}}}")
-    shape = shape_of(numbers, {**part, "architectures": data.get("architectures") or part.get("architectures")})
+    traced = {knob: TracedInt(changes.get(knob, value), f"{{{knob}}}") for knob, value in values.items()}
+    nested = {key.removeprefix(prefix): value for key, value in traced.items() if key.startswith(prefix)}
+    traits = {**part, "architectures": data.get("architectures") or part.get("architectures")}
+    shape = shape_of(numbers_of({**traced, **nested}), traits)
     return estimate(shape, workload) if shape is not None else None
+
+
+def numbers_of(named: Mapping[str, int]) -> dict[str, int]:
+    """The Shape fields that integers set, by the names configs and sources give them."""
+    found = {name: next((named[key] for key in keys if named.get(key, 0) > 0), 0) for name, keys in _KEYS.items()}
+    return {name: value for name, value in found.items() if value}
 
 
 def shape_of(numbers: Mapping[str, int], traits: Mapping[str, Any]) -> Shape | None:
