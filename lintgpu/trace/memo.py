@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from lintgpu.trace.autocast import Autocast
 from lintgpu.trace.events import Block, Replay, split
 from lintgpu.trace.recorder import Recorder
 from lintgpu.trace.shadow import storage_id, unmoded
@@ -54,6 +55,7 @@ class _Result:
 class _Run:
     """A recorded run of a block."""
 
+    module: nn.Module
     block: Block
     spec: TreeSpec
     results: list[_Result]
@@ -91,10 +93,10 @@ class _BlockRun(torch.autograd.Function):
 class Memo:
     """Block memoisation for one trace. Give `call` to ModuleStack.calls."""
 
-    def __init__(self, root: nn.Module, recorder: Recorder, state: Callable[[nn.Module], Hashable]) -> None:
-        """`state(module)` is what else a run depends on, such as which casts of its weights are cached."""
+    def __init__(self, root: nn.Module, recorder: Recorder, autocast: Autocast) -> None:
+        """`autocast` is what else a run depends on: it casts each weight once."""
         self._recorder = recorder
-        self._state = state
+        self._autocast = autocast
         self._kinds = alike(root, recorder.shadows)
         self._runs: dict[Hashable, _Run] = {}
         self._unsafe: set[int] = set()
@@ -104,10 +106,11 @@ class Memo:
         kind = self._kinds.get(id(module))
         if kind is None or kind in self._unsafe or _has_hooks(module):
             return original(module, *args, **kwargs)
-        leaves, spec = tree_flatten((args, kwargs))
-        key = self._key(kind, spec, leaves, module)
-        if key is None:
+        casts = self._autocast.state(module)
+        if casts is None:
             return original(module, *args, **kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        key = (kind, str(spec), self._key(leaves), torch.is_grad_enabled(), casts)
         run = self._runs.get(key)
         if run is None:
             try:
@@ -119,8 +122,8 @@ class Memo:
 
     # -- keys
 
-    def _key(self, kind: int, spec: TreeSpec, leaves: list[Any], module: nn.Module) -> Hashable:
-        """What a run depends on, or None where an input cannot be compared."""
+    def _key(self, leaves: list[Any]) -> Hashable:
+        """What a run depends on of its inputs."""
         seen: dict[int, int] = {}
         parts: list[Hashable] = []
         for index, leaf in enumerate(leaves):
@@ -130,7 +133,7 @@ class Memo:
                 parts.append((type(leaf), leaf))
             else:
                 parts.append((type(leaf), id(leaf)))
-        return kind, str(spec), tuple(parts), torch.is_grad_enabled(), self._state(module)
+        return tuple(parts)
 
     def _tensor_key(self, tensor: torch.Tensor) -> Hashable:
         value = self._recorder.shadows.value(tensor)
@@ -207,7 +210,7 @@ class Memo:
         leaves = [*detached.values(), *(p for p in module.parameters() if p.requires_grad and id(p) not in detached)]
         tainted = self._recorder.tainted
         assumed = [r.tensor is not None and storage_id(r.tensor) in tainted for r in results]
-        run = _Run(block, spec, results, leaves, assumed, [inputs, originals])
+        run = _Run(module, block, spec, results, leaves, assumed, [inputs, originals])
         if torch.is_grad_enabled() and not _closed(run.differentiable, leaves):
             raise _Unsafe
         return run
@@ -218,6 +221,7 @@ class Memo:
         recorder = self._recorder
         path = recorder.modules.path(module)
         recorder.items.append(Replay(run.block, split(path)))
+        self._autocast.ran(module, run.module)
         fresh = iter(self._differentiable(run, module, path, leaves))
         output: list[Any] = []
         for result, assumed in zip(run.results, run.assumed, strict=True):

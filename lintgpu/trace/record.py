@@ -7,13 +7,14 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from lintgpu.trace.attention import AttentionOverride
+from lintgpu.trace.autocast import Autocast
 from lintgpu.trace.building import Provenance, build, default_dtype, without_compilers
 from lintgpu.trace.errors import TraceError
 from lintgpu.trace.events import fold
@@ -77,6 +78,7 @@ class _Tracer:
         self.weights = parameter_origins(self.model, provenance.factories)
         self.recorder = Recorder(self.modules, self.weights, provenance.sites)
         self.recorder.token_sizes = frozenset((workload.batch, workload.sequence, workload.batch * workload.sequence, 1))
+        self.autocast = Autocast()
         self.inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
         self.assumptions: list[str] = list(built.assumptions)
 
@@ -89,8 +91,8 @@ class _Tracer:
                 args, kwargs = self.built.make_inputs()
             self.inputs = tuple(_named_shapes(args, kwargs))
             if memoise:
-                self.modules.calls = Memo(self.model, self.recorder, lambda module: None).call
-            with _stage("forward"), torch.set_grad_enabled(training), self.modules.running():
+                self.modules.calls = Memo(self.model, self.recorder, self.autocast).call
+            with _stage("forward"), torch.set_grad_enabled(training), self._casting(), self.modules.running():
                 output = self.model(*args, **kwargs)
                 loss = self.built.loss(output) if training and self.built.loss is not None else None
             if training:
@@ -101,10 +103,14 @@ class _Tracer:
     def _modes(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(without_compilers([]))
+            stack.enter_context(self.autocast.installed())
             stack.enter_context(AttentionOverride(self.recorder.note_attention, self.recorder.attention_origins))
             stack.enter_context(Functions(self.recorder))
             stack.enter_context(self.recorder)
             yield
+
+    def _casting(self) -> AbstractContextManager[None]:
+        return self.autocast.on(DTYPES[self.workload.dtype]) if uses_autocast(self.workload) else nullcontext()
 
     def _backward(self, output: Any, loss: Any) -> None:
         if loss is not None:
