@@ -238,7 +238,7 @@ class _Run:
         self, stack: ExitStack, target: Target, settings: Settings, workload: Workload, changes: Mapping[str, int]
     ) -> Trace | TraceFailure:
         if settings.static:
-            return TraceFailure("static", "--static was given")
+            return TraceFailure("static", "--static was given", "tracing needs torch: pip install 'lintgpu[hf]', then run without --static")
         self.request.progress(target.name, "starting")
         return self._worker(stack, settings, target).trace(target, workload, changes)
 
