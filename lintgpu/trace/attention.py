@@ -52,7 +52,7 @@ def _is_aligned(operand: torch.Tensor) -> bool:
     return all(stride * operand.itemsize % 16 == 0 for stride in (*strides, operand.storage_offset()))
 
 
-class _Attend(torch.autograd.Function):
+class _Attend(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, attention: Attention, note: Note) -> Any:
         ctx.save_for_backward(query, key, value, mask)

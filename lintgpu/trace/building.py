@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from lintgpu.trace.modules import ConstructorSites, Sites
+from lintgpu.trace.functions import Functions
+from lintgpu.trace.modules import ConstructorSites
 from lintgpu.trace.origin import TracingInt, collect_inexact, expression
-from lintgpu.trace.shadow import storage_id
+from lintgpu.trace.recorder import Recorder
 from lintgpu.trace.weights import Origins
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ _FACTORIES = frozenset([torch.empty, torch.zeros, torch.ones, torch.randn, torch
 class Provenance:
     """What was noted while a model was built."""
 
-    sites: Sites = field(default_factory=Sites)
-    constructors: ConstructorSites = field(init=False)
     factories: dict[int, Origins] = field(default_factory=dict)
     """Storage id -> the origin of each dim, for tensors made by a factory call with traced ints."""
     inexact: list[str] = field(default_factory=list)
@@ -37,24 +36,29 @@ class Provenance:
     kept: list[Any] = field(default_factory=list)
     """Storages behind `factories`, so that no address is reused."""
 
-    def __post_init__(self) -> None:
-        """Constructor sites share the cache of sites."""
-        self.constructors = ConstructorSites(self.sites)
 
+def build(make: Callable[[], Built], dtype: torch.dtype, recorder: Recorder) -> tuple[Built, Provenance]:
+    """Call `make` with torch on meta and `dtype` as the default dtype; whatever it raises goes through.
 
-def build(make: Callable[[], Built], dtype: torch.dtype) -> tuple[Built, Provenance]:
-    """Call `make` with torch on meta and `dtype` as the default dtype; whatever it raises goes through."""
+    `recorder` keeps the values of small constants that the constructors make, and learns where modules are constructed.
+    """
     provenance = Provenance()
     with ExitStack() as stack:
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(without_compilers(provenance.compile_calls))
         provenance.inexact = stack.enter_context(collect_inexact())
-        stack.enter_context(_noting_constructors(provenance.constructors))
+        stack.enter_context(_noting_constructors(recorder.modules.constructors))
         stack.enter_context(_without_initialisation())
         stack.enter_context(torch.device("meta"))
+        stack.enter_context(Functions(recorder))
         stack.enter_context(_Factories(provenance))
+        stack.enter_context(recorder.silent())
+        stack.enter_context(recorder)
         random.seed(0)
-        return make(), provenance
+        built = make()
+    recorder.modules.name_all(built.model)
+    recorder.weights.add_model(built.model, provenance.factories)
+    return built, provenance
 
 
 @contextmanager
@@ -92,7 +96,7 @@ def without_compilers(calls: list[str]) -> Iterator[None]:
         torch.jit._state._enabled.enabled = scripts
 
 
-class _Factories(TorchFunctionMode):
+class _Factories(TorchFunctionMode):  # type: ignore[misc]
     """Notes the origins of the dims that tensor factories are called with."""
 
     def __init__(self, provenance: Provenance) -> None:
@@ -156,6 +160,3 @@ def _without_initialisation() -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(nn.init, name, function)
-
-
-__all__ = ["Provenance", "build", "default_dtype", "storage_id", "without_compilers"]

@@ -72,8 +72,8 @@ def fold(items: Iterable[Event | Replay]) -> tuple[Op, ...]:
     folded: dict[tuple[object, ...], tuple[Event, list[str], list[int]]] = {}
     for event, path, count in _expand(items, 0, (), 1):
         key = (
-            event.kind, event.name, event.phase, event.dtype, event.bytes_read, event.bytes_written, event.shape, event.gemm, event.attention,
-            event.conv, event.assumed, event.place.module_class, event.place.call_site, event.place.constructor_site,
+            event.kind, event.name, event.phase, event.dtype, event.bytes_read, event.bytes_written, event.shape, event.gemm,
+            event.attention, event.conv, event.assumed, event.place.module_class, event.place.call_site, event.place.constructor_site,
             tuple(STAR if _is_number(part) else part for part in path),
         )  # fmt: skip
         known = folded.get(key)

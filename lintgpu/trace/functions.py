@@ -13,10 +13,10 @@ from lintgpu.trace import oracle
 from lintgpu.trace.recorder import META, Recorder
 from lintgpu.trace.shadow import unmoded
 
-Tensor = torch.Tensor
+Tensor: Any = torch.Tensor
 
 
-class Functions(TorchFunctionMode):
+class Functions(TorchFunctionMode):  # type: ignore[misc]
     """Enter it together with a Recorder. Everything lives on meta, whatever device the code names."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -63,7 +63,7 @@ def _tensor(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return lifted.requires_grad_() if requires_grad else lifted
 
 
-def _known_or_oracle(recorder: Recorder, tensor: Tensor) -> Any:
+def _known_or_oracle(recorder: Recorder, tensor: Any) -> Any:
     value = recorder.shadows.value(tensor)
     if value is None:
         recorder.assume("values that depend on weights or data were taken to be alike")

@@ -20,55 +20,72 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 _VIEWS = frozenset(
     [
         "_unsafe_view", "_reshape_alias", "lift_fresh", "lift", "detach", "alias", "detach_", "empty", "empty_strided", "empty_like",
-        "new_empty", "new_empty_strided", "set_", "resize_", "_to_dense", "_local_scalar_dense", "sym_size", "is_same_size",
-        "_version", "record_stream",
+        "new_empty", "new_empty_strided", "set_", "resize_", "_to_dense", "_local_scalar_dense", "sym_size", "is_same_size", "_version",
+        "record_stream",
     ]
 )  # fmt: skip
 _COPIES = frozenset(
     [
-        "_to_copy", "clone", "copy_", "copy", "cat", "stack", "fill_", "fill", "zero_", "zeros", "ones", "full", "arange", "linspace", "eye",
-        "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "scalar_tensor", "constant_pad_nd", "repeat", "roll",
-        "flip", "slice_backward", "select_backward", "slice_scatter", "select_scatter", "unfold_backward", "im2col", "col2im", "pixel_shuffle",
-        "pixel_unshuffle", "channel_shuffle", "tril", "triu", "tril_", "triu_", "tril_indices", "triu_indices", "reflection_pad1d",
-        "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d", "split_with_sizes_copy",
-        "as_strided_copy", "as_strided_scatter", "diag_embed", "_pack_padded_sequence", "unfold_copy", "constant_pad_nd_backward", "logspace",
-        "diagonal_backward", "view_as_real_copy", "view_as_complex_copy", "_conj_physical", "complex", "block_diag", "rot90", "expand_copy",
+        "_to_copy", "clone", "copy_", "copy", "cat", "stack", "fill_", "fill", "zero_", "zeros", "ones", "full", "arange", "linspace",
+        "eye", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "scalar_tensor", "constant_pad_nd",
+        "repeat", "roll", "flip", "slice_backward", "select_backward", "slice_scatter", "select_scatter", "unfold_backward", "im2col",
+        "col2im", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "tril", "triu", "tril_", "triu_", "tril_indices",
+        "triu_indices", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
+        "replication_pad3d", "split_with_sizes_copy", "as_strided_copy", "as_strided_scatter", "diag_embed", "_pack_padded_sequence",
+        "unfold_copy", "constant_pad_nd_backward", "logspace", "diagonal_backward", "view_as_real_copy", "view_as_complex_copy",
+        "_conj_physical", "complex", "block_diag", "rot90", "expand_copy",
     ]
 )  # fmt: skip
 _EMBEDDINGS = frozenset(
-    ["embedding", "embedding_dense_backward", "_embedding_bag", "_embedding_bag_forward_only", "index_select", "gather", "index", "take",
-     "take_along_dim", "embedding_renorm_", "_embedding_bag_dense_backward", "_unsafe_index"]
+    [
+        "embedding", "embedding_dense_backward", "_embedding_bag", "_embedding_bag_forward_only", "index_select", "gather", "index",
+        "take", "take_along_dim", "embedding_renorm_", "_embedding_bag_dense_backward", "_unsafe_index",
+    ]
 )  # fmt: skip
 _SCATTERS = frozenset(
-    ["scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put", "index_put_", "_index_put_impl_",
-     "index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "masked_scatter", "masked_scatter_", "put_", "put",
-     "_unsafe_index_put", "masked_scatter_backward", "index_reduce_", "_unsafe_masked_index_put_accumulate"]
+    [
+        "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put", "index_put_",
+        "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "masked_scatter",
+        "masked_scatter_", "put_", "put", "_unsafe_index_put", "masked_scatter_backward", "index_reduce_",
+        "_unsafe_masked_index_put_accumulate",
+    ]
 )  # fmt: skip
 _SORTS = frozenset(
-    ["sort", "topk", "argsort", "msort", "kthvalue", "median", "mode", "nanmedian", "unique_dim", "_unique2", "unique_consecutive", "searchsorted",
-     "bucketize", "nonzero", "masked_select", "histc", "bincount", "nonzero_static", "value_selecting_reduction_backward"]
+    [
+        "sort", "topk", "argsort", "msort", "kthvalue", "median", "mode", "nanmedian", "unique_dim", "_unique2", "unique_consecutive",
+        "searchsorted", "bucketize", "nonzero", "masked_select", "histc", "bincount", "nonzero_static",
+        "value_selecting_reduction_backward",
+    ]
 )  # fmt: skip
 _RANDOMS = frozenset(
-    ["native_dropout", "bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal",
-     "normal_", "uniform_", "uniform", "multinomial", "exponential_", "random_", "log_normal_", "cauchy_", "geometric_", "_fused_dropout",
-     "rrelu_with_noise", "poisson", "random"]
+    [
+        "native_dropout", "bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm",
+        "normal", "normal_", "uniform_", "uniform", "multinomial", "exponential_", "random_", "log_normal_", "cauchy_", "geometric_",
+        "_fused_dropout", "rrelu_with_noise", "poisson", "random",
+    ]
 )  # fmt: skip
 _REDUCTIONS = frozenset(
-    ["sum", "mean", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "var", "var_mean", "std", "std_mean", "any", "all", "prod",
-     "linalg_vector_norm", "norm", "logsumexp", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "nansum", "count_nonzero",
-     "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
-     "max_pool2d_with_indices", "max_pool3d_with_indices", "fractional_max_pool2d", "_cdist_forward", "_cdist_backward", "_pdist_forward",
-     "linalg_matrix_norm", "dist", "renorm", "segment_reduce", "_segment_reduce_backward", "trace", "equal", "_cummax_helper", "nanmean"]
+    [
+        "sum", "mean", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "var", "var_mean", "std", "std_mean", "any", "all",
+        "prod", "linalg_vector_norm", "norm", "logsumexp", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "nansum",
+        "count_nonzero", "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+        "adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "fractional_max_pool2d",
+        "_cdist_forward", "_cdist_backward", "_pdist_forward", "linalg_matrix_norm", "dist", "renorm", "segment_reduce",
+        "_segment_reduce_backward", "trace", "equal", "_cummax_helper", "nanmean",
+    ]
 )  # fmt: skip
 _POINTWISE = frozenset(
-    ["where", "masked_fill", "masked_fill_", "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward", "threshold_backward",
-     "native_dropout_backward", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d",
-     "upsample_linear1d", "upsample_trilinear3d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact2d",
-     "grid_sampler_2d", "grid_sampler_3d", "affine_grid_generator", "glu", "glu_backward", "log_sigmoid_forward", "log_sigmoid_backward",
-     "_prelu_kernel", "_prelu_kernel_backward", "lerp", "lerp_", "addcmul", "addcdiv", "hardtanh_backward", "hardswish_backward", "elu_backward",
-     "hardsigmoid_backward", "leaky_relu_backward", "softplus_backward", "mish_backward", "rsub", "polar", "isin", "clamp", "nan_to_num",
-     "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "hardshrink_backward", "softshrink_backward", "cross", "linalg_cross", "addr",
-     "celu", "local_response_norm", "infinitely_differentiable_gelu_backward", "xlogy", "isclose", "frexp", "rrelu_with_noise_backward"]
+    [
+        "where", "masked_fill", "masked_fill_", "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward",
+        "threshold_backward", "native_dropout_backward", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+        "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "_upsample_bicubic2d_aa",
+        "_upsample_bilinear2d_aa", "_upsample_nearest_exact2d", "grid_sampler_2d", "grid_sampler_3d", "affine_grid_generator", "glu",
+        "glu_backward", "log_sigmoid_forward", "log_sigmoid_backward", "_prelu_kernel", "_prelu_kernel_backward", "lerp", "lerp_",
+        "addcmul", "addcdiv", "hardtanh_backward", "hardswish_backward", "elu_backward", "hardsigmoid_backward", "leaky_relu_backward",
+        "softplus_backward", "mish_backward", "rsub", "polar", "isin", "clamp", "nan_to_num", "_thnn_fused_lstm_cell",
+        "_thnn_fused_gru_cell", "hardshrink_backward", "softshrink_backward", "cross", "linalg_cross", "addr", "celu",
+        "local_response_norm", "infinitely_differentiable_gelu_backward", "xlogy", "isclose", "frexp", "rrelu_with_noise_backward",
+    ]
 )  # fmt: skip
 
 
@@ -144,7 +161,7 @@ def footprint(tensor: torch.Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride or not size:
             elements *= size
-    return elements * tensor.itemsize
+    return int(elements * tensor.itemsize)
 
 
 def traffic(name: str, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> tuple[int, int]:

@@ -76,7 +76,7 @@ class _Unsafe(Exception):
     """The block did something that a replay would miss."""
 
 
-class _BlockRun(torch.autograd.Function):
+class _BlockRun(torch.autograd.Function):  # type: ignore[misc]
     """Stands in the outer graph for one run of a block."""
 
     @staticmethod

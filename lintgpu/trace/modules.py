@@ -73,19 +73,20 @@ class ConstructorSites:
 class ModuleStack:
     """Which module is running. `calls` may be replaced to run a module another way (block memoisation)."""
 
-    def __init__(self, root: nn.Module, constructors: ConstructorSites) -> None:
-        """Names every module below `root` by its first path."""
+    def __init__(self, constructors: ConstructorSites) -> None:
+        """Knows no module yet."""
         self.constructors = constructors
         self.stack: list[nn.Module] = []
         self.calls: Any = None
         self._paths: dict[int, str] = {}
         self._sites: dict[int, Site | None] = {}
-        self._modules: list[nn.Module] = []
+
+    def name_all(self, root: nn.Module) -> None:
+        """Name every module below `root`, which has to outlive this object, by its first path."""
         for path, module in root.named_modules():
             self._paths[id(module)] = path
-            self._modules.append(module)
             parent = path.rpartition(".")[0]
-            site = constructors.of(module)
+            site = self.constructors.of(module)
             # A deep-copied module never ran __init__: the best known place is its parent's.
             self._sites[id(module)] = site if site is not None else self._parent_site(root, parent)
 
@@ -156,7 +157,8 @@ def _is_entry(code: CodeType) -> bool:
 
 @cache
 def _positions(code: CodeType) -> list[Any]:
-    return list(code.co_positions()) if sys.version_info >= (3, 11) else []
+    positions = getattr(code, "co_positions", None)  # Python >= 3.11
+    return list(positions()) if positions is not None else []
 
 
 @cache

@@ -21,11 +21,11 @@ from lintgpu.trace.events import fold
 from lintgpu.trace.functions import Functions
 from lintgpu.trace.kinds import dtype_name
 from lintgpu.trace.memo import Memo
-from lintgpu.trace.modules import ModuleStack
+from lintgpu.trace.modules import ConstructorSites, ModuleStack, Sites
 from lintgpu.trace.origin import knobs
 from lintgpu.trace.recorder import Recorder
 from lintgpu.trace.records import Op, Parameters, Trace
-from lintgpu.trace.weights import parameter_origins
+from lintgpu.trace.weights import Weights
 from lintgpu.workload import Mode, Workload
 
 if TYPE_CHECKING:
@@ -42,15 +42,14 @@ def record(build_target: Callable[[], Built], workload: Workload, memoise: bool 
     """
     started = time.perf_counter()
     dtype = _dtype(workload)
-    try:
-        built, provenance = build(build_target, dtype)
-    except TraceError:
-        raise
-    except Exception as error:
-        raise TraceError.from_exception("build", error) from error
-    tracer = _Tracer(built, provenance, workload, dtype)
-    tracer.run(memoise)
-    return tracer.trace(time.perf_counter() - started)
+    sites = Sites()
+    recorder = Recorder(ModuleStack(ConstructorSites(sites)), Weights(), sites)
+    recorder.token_sizes = frozenset((workload.batch, workload.sequence, workload.batch * workload.sequence, 1))
+    with _stage("build"):
+        built, provenance = build(build_target, dtype, recorder)
+    step = _Step(built, recorder, workload, dtype)
+    step.run(memoise)
+    return step.trace(provenance, time.perf_counter() - started)
 
 
 def _dtype(workload: Workload) -> torch.dtype:
@@ -65,39 +64,51 @@ def uses_autocast(workload: Workload) -> bool:
     return workload.autocast and workload.mode is Mode.TRAIN and workload.dtype in ("bf16", "fp16")
 
 
-class _Tracer:
-    """One run: the model, its recorder and what comes out."""
+class _Step:
+    """One step of a built model under a recorder."""
 
-    def __init__(self, built: Built, provenance: Provenance, workload: Workload, dtype: torch.dtype) -> None:
+    def __init__(self, built: Built, recorder: Recorder, workload: Workload, dtype: torch.dtype) -> None:
         self.built = built
         self.model: nn.Module = built.model
-        self.provenance = provenance
+        self.recorder = recorder
         self.workload = workload
         self.dtype = dtype
-        self.modules = ModuleStack(self.model, provenance.constructors)
-        self.weights = parameter_origins(self.model, provenance.factories)
-        self.recorder = Recorder(self.modules, self.weights, provenance.sites)
-        self.recorder.token_sizes = frozenset((workload.batch, workload.sequence, workload.batch * workload.sequence, 1))
+        self.training = workload.mode is Mode.TRAIN
         self.autocast = Autocast()
         self.inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
-        self.assumptions: list[str] = list(built.assumptions)
+        self.assumptions: list[str] = []
 
     def run(self, memoise: bool) -> None:
-        training = self.workload.mode is Mode.TRAIN
-        self.model.train(training)
+        """Forward and, in training, backward. Where the model refuses its inputs, the maker of the inputs is asked for others."""
+        self.model.train(self.training)
+        first: TraceError | None = None
+        while True:
+            try:
+                with self._modes():
+                    self._run_once(memoise)
+                return
+            except TraceError as error:
+                first = first or error
+                amend = self.built.extra.get("amend")
+                better = amend(_complaint(error)) if amend is not None and error.stage in ("inputs", "forward") else None
+                if better is None:
+                    raise first from error
+                self.built = better
+                self.recorder.restart()
+
+    def _run_once(self, memoise: bool) -> None:
         random.seed(0)
-        with self._modes():
-            with _stage("inputs"), self.recorder.silent(), default_dtype(self.dtype):
-                args, kwargs = self.built.make_inputs()
-            self.inputs = tuple(_named_shapes(args, kwargs))
-            if memoise:
-                self.modules.calls = Memo(self.model, self.recorder, self.autocast).call
-            with _stage("forward"), torch.set_grad_enabled(training), self._casting(), self.modules.running():
-                output = self.model(*args, **kwargs)
-                loss = self.built.loss(output) if training and self.built.loss is not None else None
-            if training:
-                with _stage("backward"):
-                    self._backward(output, loss)
+        recorder = self.recorder
+        with _stage("inputs"), recorder.silent(), default_dtype(self.dtype), recorder.modules.running():
+            args, kwargs = self.built.make_inputs()
+        self.inputs = tuple(_named_shapes(args, kwargs))
+        recorder.modules.calls = Memo(self.model, recorder, self.autocast).call if memoise else None
+        with _stage("forward"), torch.set_grad_enabled(self.training), self._casting(), recorder.modules.running():
+            output = self.model(*args, **kwargs)
+            loss = self.built.loss(output) if self.training and self.built.loss is not None else None
+        if self.training:
+            with _stage("backward"):
+                self._backward(output, loss)
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
@@ -124,7 +135,8 @@ class _Tracer:
             gradients = [torch.empty_like(tensor) for tensor in outputs]
         torch.autograd.backward(outputs, gradients)
 
-    def trace(self, seconds: float) -> Trace:
+    def trace(self, provenance: Provenance, seconds: float) -> Trace:
+        """The folded ops and what goes with them."""
         ops = fold(self.recorder.items)
         return Trace(
             ops=ops,
@@ -133,12 +145,17 @@ class _Tracer:
             model_class=type(self.model).__name__,
             inputs=self.inputs,
             versions=_versions(self.model),
-            assumptions=tuple(dict.fromkeys([*self.assumptions, *self.recorder.assumptions])),
-            inexact_divisions=tuple(self.provenance.inexact),
-            knobs_seen=_knobs_of(ops, self.provenance),
-            compile_calls=tuple(dict.fromkeys(self.provenance.compile_calls)),
+            assumptions=tuple(dict.fromkeys([*self.built.assumptions, *self.assumptions, *self.recorder.assumptions])),
+            inexact_divisions=tuple(provenance.inexact),
+            knobs_seen=_knobs_of(ops, provenance),
+            compile_calls=tuple(dict.fromkeys(provenance.compile_calls)),
             seconds=seconds,
         )
+
+
+def _complaint(error: TraceError) -> str:
+    """All that the model said, for the maker of its inputs to read."""
+    return str(error.__cause__) if error.__cause__ is not None else error.reason
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from lintgpu.trace import gemms, oracle
 from lintgpu.trace.events import Event, Place, Replay
 from lintgpu.trace.kinds import OpPlan, dtype_name, footprint, plan, traffic
 from lintgpu.trace.modules import ModuleStack, Sites
-from lintgpu.trace.records import BACKWARD, FORWARD, GRAD_INPUT, GRAD_WEIGHT, Attention, Gemm
+from lintgpu.trace.records import BACKWARD, FORWARD, GRAD_INPUT, GRAD_WEIGHT, Attention
 from lintgpu.trace.shadow import Shadows, is_small, storage_id
 from lintgpu.trace.weights import Weights, traced_numbers
 
@@ -24,9 +24,11 @@ aten = torch.ops.aten
 
 # Their twin would be noise; control flow that asks for a single draw gets the mean instead (see _draw).
 _UNKNOWN = frozenset(
-    ["empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "rand", "randn", "bernoulli", "bernoulli_", "uniform_",
-     "normal_", "normal", "rand_like", "randn_like", "randint", "randint_like", "multinomial", "exponential_", "random_", "native_dropout",
-     "set_", "resize_"]
+    [
+        "empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "rand", "randn", "bernoulli", "bernoulli_",
+        "uniform_", "normal_", "normal", "rand_like", "randn_like", "randint", "randint_like", "multinomial", "exponential_", "random_",
+        "native_dropout", "set_", "resize_",
+    ]
 )  # fmt: skip
 _MAX_DRAWS = 64
 
@@ -42,7 +44,7 @@ class Node:
         self.gemms: list[gemms.ForwardGemm] = []
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes every op that reaches the dispatcher. Enter it around the forward and the backward pass."""
 
     def __init__(self, modules: ModuleStack, weights: Weights, sites: Sites) -> None:
@@ -125,6 +127,13 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
     # -- values
+
+    def restart(self) -> None:
+        """Forget what ran; values and weights stay known."""
+        self.items = []
+        self.assumptions = {}
+        self.tainted = {}
+        self._nodes = {}
 
     def scalar(self, tensor: torch.Tensor) -> Any:
         """The answer to `.item()`."""
@@ -245,6 +254,8 @@ class Recorder(TorchDispatchMode):
 
     def _claim_nodes(self) -> None:
         """Autograd nodes made since the last op belong to the module that is running now."""
+        if self.quiet:
+            return
         last = torch.autograd._get_sequence_nr()
         if last != self._last_node:
             if last > self._last_node >= 0:
@@ -346,7 +357,7 @@ class Recorder(TorchDispatchMode):
         if backward:
             weight, names = self._match_forward(known, operands)
             phase = GRAD_WEIGHT if weight else GRAD_INPUT
-            origins = tuple(mine or theirs for mine, theirs in zip(names, origins, strict=True))
+            origins = (names[0] or origins[0], names[1] or origins[1], names[2] or origins[2])
         elif torch.is_tensor(operands.output):
             self._remember(operands, origins)
         named = tuple((dim, origin) for dim, origin in zip(("m", "n", "k"), origins, strict=True) if origin is not None)
@@ -520,4 +531,3 @@ def _replace(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 _map = _replace
-__all__ = ["Gemm", "Node", "Recorder"]

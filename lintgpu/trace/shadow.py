@@ -27,7 +27,7 @@ def storage_id(tensor: torch.Tensor) -> int:
 def is_small(shape: Any, dtype: torch.dtype) -> bool:
     """Whether contents of this size are worth keeping."""
     limit = MAX_FLOAT_BYTES if dtype.is_floating_point or dtype.is_complex else MAX_INTEGER_BYTES
-    return math.prod(shape) * dtype.itemsize <= limit
+    return bool(math.prod(shape) * dtype.itemsize <= limit)
 
 
 class Shadows:

@@ -97,7 +97,7 @@ class _Reader:
         """The signature of an attribute."""
         kind = type(value)
         if isinstance(value, _PLAIN):
-            return value if isinstance(value, Hashable) else kind
+            return kind, value
         if isinstance(value, int):
             columns.append(int(value))
             return int

@@ -32,6 +32,25 @@ class Weights:
         dims = tuple((size, stride, origin) for size, stride, origin in zip(tensor.shape, tensor.stride(), origins, strict=True))
         self._known[storage_id(tensor)] = (tensor.untyped_storage(), dims)
 
+    def add_model(self, model: nn.Module, factories: dict[int, Origins]) -> None:
+        """Register every parameter and buffer of `model`.
+
+        `factories` has the origins of tensors by storage, as their factory call saw them; a tensor that was converted since
+        (another dtype, another device) is matched with the numbers its module keeps.
+        """
+        for module in model.modules():
+            numbers: dict[int, str] | None = None
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is None or self.holds(tensor):
+                    continue
+                origins = factories.get(storage_id(tensor), ())
+                if len(origins) != tensor.dim():
+                    origins = (None,) * tensor.dim()
+                if None in origins:
+                    numbers = traced_numbers(module) if numbers is None else numbers
+                    origins = tuple(origin or numbers.get(size) for origin, size in zip(origins, tensor.shape, strict=True))
+                self.add(tensor, origins)
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` views a weight."""
         return storage_id(tensor) in self._known
@@ -40,7 +59,8 @@ class Weights:
         """The expression of each dim of `tensor`, a weight or a view of one."""
         entry = self._known.get(storage_id(tensor))
         if entry is None:
-            return (None,) * tensor.dim()
+            unknown: Origins = (None,) * tensor.dim()
+            return unknown
         return tuple(_origin(size, stride, entry[1]) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
     def derive(self, inputs: list[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
@@ -95,28 +115,6 @@ def _merged(size: int, index: int, dims: tuple[tuple[int, int, str | None], ...]
         if full == size:
             return text
     return None
-
-
-def parameter_origins(model: nn.Module, factories: dict[int, Origins]) -> Weights:
-    """Register every parameter and buffer of `model`.
-
-    `factories` has the origins of tensors by storage, as their factory call saw them; a tensor that was converted since
-    (another dtype, another device) is matched with the numbers its module keeps.
-    """
-    weights = Weights()
-    for module in model.modules():
-        numbers: dict[int, str] | None = None
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is None or weights.holds(tensor):
-                continue
-            origins = factories.get(storage_id(tensor), ())
-            if len(origins) != tensor.dim():
-                origins = (None,) * tensor.dim()
-            if None in origins:
-                numbers = traced_numbers(module) if numbers is None else numbers
-                origins = tuple(origin or numbers.get(size) for origin, size in zip(origins, tensor.shape, strict=True))
-            weights.add(tensor, origins)
-    return weights
 
 
 def traced_numbers(module: nn.Module) -> dict[int, str]:
