@@ -160,6 +160,8 @@ class Trace:
     """Knob ids that reached any tensor shape."""
     compile_calls: tuple[str, ...] = ()
     """Modules that called torch.compile themselves while building."""
+    files: tuple[str, ...] = ()
+    """Files that the trace was made from besides the target's own: sources of the model's classes, project modules, library versions."""
     seconds: float = 0.0
 
 
@@ -204,6 +206,6 @@ def trace_from_json(data: dict[str, Any]) -> Trace:
     values["parameters"] = Parameters(**data["parameters"])
     values["inputs"] = tuple((str(name), tuple(shape)) for name, shape in data.get("inputs", ()))
     values["versions"] = _pairs(data.get("versions", ()))
-    for key in ("assumptions", "inexact_divisions", "knobs_seen", "compile_calls"):
+    for key in ("assumptions", "inexact_divisions", "knobs_seen", "compile_calls", "files"):
         values[key] = tuple(data.get(key, ()))
     return Trace(**values)

@@ -53,10 +53,11 @@ def main() -> int:
     confinement = sandbox.confine((*configuration.readable, *_interpreter_paths()), configuration.writable, configuration.memory_bytes)
     if configuration.project_root is not None:
         sys.path.insert(0, configuration.project_root)
-    send({"hello": {"python": sys.version.split()[0], **dataclasses.asdict(confinement)}})
+    send({"hello": {"pid": os.getpid(), "python": sys.version.split()[0], **dataclasses.asdict(confinement)}})
     for line in requests:
         sandbox.allow_cpu_seconds(configuration.cpu_seconds)
-        outcome = answer(json.loads(line), lambda stage: send({"progress": stage}))
+        request = json.loads(line) | {"project_root": configuration.project_root}
+        outcome = answer(request, lambda stage: send({"progress": stage}))
         key = "trace" if isinstance(outcome, Trace) else "failure"
         send({key: dataclasses.asdict(outcome)})
         gc.collect()  # Modules and autograd graphs hold cycles; the next request should start small.
@@ -76,7 +77,7 @@ def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace
         attempt = _Attempt(request, workload, tuple(complaints), progress)
         outcome = attempt.run()
         if isinstance(outcome, Trace):
-            return outcome
+            return dataclasses.replace(outcome, files=attempt.files())
         # The first complaint is the one to report, unless the model named an input, got it and complained anew.
         if told is None or attempt.answered_by_name:
             told = outcome
@@ -117,9 +118,19 @@ class _Attempt:
         except KeyboardInterrupt:
             raise
         except TraceError as error:
-            return error.failure
+            return out_of_memory(error.error_type, error.reason) or error.failure
         except BaseException as error:  # Model code may raise anything, SystemExit included.
             return failure_of(error, self._stage)
+
+    def files(self) -> tuple[str, ...]:
+        """The sources that the trace was made from: of the model's classes, of every project module, and the libraries' versions."""
+        assert self._built is not None
+        modules = {type(module).__module__ for module in self._built.model.modules()}
+        root = self._request.get("project_root")
+        project = {name for name, module in sys.modules.items() if root and _file_of(module).startswith(os.path.join(root, ""))}
+        versions = {name for package in {name.split(".")[0] for name in modules | {"torch"}} for name in (package, f"{package}.version")}
+        found = {_file_of(sys.modules[name]) for name in modules | project | versions if name in sys.modules}
+        return tuple(sorted(found - {""}))
 
     def _build(self) -> Built:
         from lintgpu.target import family_named
@@ -139,14 +150,25 @@ class _Attempt:
 
 def failure_of(error: BaseException, stage: str) -> TraceFailure:
     """What to say about an exception nobody expected."""
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return TraceFailure(
-            "limit", "ran out of the memory it was allowed", "raise memory-limit-gb in [tool.lintgpu]", error_type=type(error).__name__
-        )
+    limit = out_of_memory(type(error).__name__, str(error))
+    if limit is not None:
+        return limit
     from lintgpu.trace.errors import TraceError
 
     stages = {IMPORTING: "environment", BUILDING: "build", TRACING: "forward"}
     return TraceError.from_exception(stages[stage], error).failure
+
+
+def out_of_memory(error_type: str, reason: str) -> TraceFailure | None:
+    """The failure to report where an error says that memory ran out, None for other errors."""
+    if error_type != "MemoryError" and "can't allocate memory" not in reason:
+        return None
+    hint = "raise memory-limit-gb in [tool.lintgpu]"
+    return TraceFailure("limit", "ran out of the memory it was allowed", hint, error_type=error_type)
+
+
+def _file_of(module: Any) -> str:
+    return getattr(module, "__file__", None) or ""
 
 
 def workload_from_json(data: Mapping[str, Any]) -> Workload:
