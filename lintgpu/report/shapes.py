@@ -231,16 +231,33 @@ def _percent(share: float) -> str:
 
 
 def _aligned(head: Sequence[str], rows: Sequence[tuple[str, ...]], columns: int) -> Iterator[str]:
-    """Rows under their heads; a head with > stands for figures, set to the right. The first column gives way on a narrow terminal."""
-    names = [name.removeprefix(">") for name in head]
-    widths = [max(width(cell) for cell in column) for column in zip(names, *rows, strict=True)]
-    spare = columns - sum(widths[1:]) - 2 * (len(widths) - 1)
+    """Rows under their heads; a head with > stands for figures, set to the right.
+
+    On a narrow terminal the least telling columns go, then the first one is cut.
+    """
+    table = list(zip(head, *rows, strict=True))
+    for name in _LEAST_TELLING if columns else ():
+        if _total_width(table) > columns - _width(table[0]) + LEAST_MODULE_COLUMNS:
+            table = [column for column in table if column[0] != name]
+    widths = [_width(column) for column in table]
     if columns:
-        widths[0] = min(widths[0], max(LEAST_MODULE_COLUMNS, spare))
-    for cells in (names, *rows):
+        widths[0] = min(widths[0], max(LEAST_MODULE_COLUMNS, columns - (_total_width(table) - widths[0])))
+    rights = [column[0].startswith(">") for column in table]
+    for cells in zip(*table, strict=True):
         first = _shortened(cells[0], widths[0])
-        padded = [_pad(cell, size, name.startswith(">")) for cell, size, name in zip((first, *cells[1:]), widths, head, strict=True)]
-        yield "  ".join(padded).rstrip()
+        names = (first, *(cell.removeprefix(">") if cell in head else cell for cell in cells[1:]))
+        yield "  ".join(_pad(cell, size, right) for cell, size, right in zip(names, widths, rights, strict=True)).rstrip()
+
+
+_LEAST_TELLING = ("kernel", "kind", "dtype", "mask", ">batch", "layout", ">kv", ">waves", "bound")
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(width(cell) for cell in (column[0].removeprefix(">"), *column[1:]))
+
+
+def _total_width(table: Sequence[Sequence[str]]) -> int:
+    return sum(map(_width, table)) + 2 * (len(table) - 1)
 
 
 def _pad(cell: str, size: int, right: bool) -> str:
