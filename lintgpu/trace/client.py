@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -99,14 +99,15 @@ class Worker:
         project_root: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self._python = python
+        # The worker starts in a folder of its own, so a relative path has to be settled here.
+        self._python = os.path.abspath(os.path.join(project_root or "", python)) if os.path.dirname(python) else python
         self._limits = limits or Limits()
         self._trust = trust
         self._project_root = os.path.abspath(project_root) if project_root is not None else None
         self._progress = progress or (lambda stage: None)
         self._process: _Process | None = None
         self.hello: Mapping[str, Any] = {}
-        """The worker's python version and what of its confinement is enforced and missing; empty before the first request."""
+        """The worker's process id, its python version, and what of its confinement is enforced and missing; empty before the first request."""
 
     def __enter__(self) -> Worker:
         return self
@@ -140,7 +141,7 @@ class Worker:
         deadline = time.monotonic() + self._limits.seconds
         try:
             if self._process is None:
-                self._process = _Process(self._python, self._limits, self._project_root if self._trust else None)
+                self._process = _Process(self._python, self._limits, self._project_root, self._trust)
             process = self._process
             if not process.greeted:
                 self.hello = process.receive(deadline)["hello"]
@@ -173,7 +174,8 @@ class _Ended(Exception):
 class _Process:
     """The running subprocess with its pipes, its scratch folder and the thread that reads its answers."""
 
-    def __init__(self, python: str, limits: Limits, project_root: str | None) -> None:
+    def __init__(self, python: str, limits: Limits, root: str | None, trust: bool) -> None:
+        project_root = root if trust else None
         self.greeted = False
         self._limits = limits
         self._scratch = tempfile.mkdtemp(prefix="lintgpu-")
@@ -187,7 +189,7 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 cwd=self._scratch,
-                env=environment(os.environ, self._scratch, project_root),
+                env=environment(os.environ, self._scratch, project_root, [root] if root else []),
                 start_new_session=True,
                 text=True,
                 encoding="utf-8",
@@ -288,21 +290,23 @@ def _died(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def environment(current: Mapping[str, str], scratch: str, project_root: str | None) -> dict[str, str]:
+def environment(current: Mapping[str, str], scratch: str, project_root: str | None, foreign: Sequence[str] = ()) -> dict[str, str]:
     """The worker's environment: the owner's own where the project's code may run (`project_root` given), else the least that works.
 
-    Without the owner's say-so nothing below the working directory stays on PYTHONPATH: a file called transformers.py
-    in the linted tree would run.
+    Without the owner's say-so nothing below the working directory or the `foreign` folders stays on PYTHONPATH: a file called
+    transformers.py in the linted tree would run.
     """
     if project_root is not None:
         kept = {name: value for name, value in current.items() if name not in _LAUNCHER_VARIABLES}
     else:
         kept = {name: value for name, value in current.items() if name.upper() in _KEPT_VARIABLES}
-        paths = [path for path in kept.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path) and not _inside(path, os.getcwd())]
+        folders = [os.getcwd(), *foreign]
+        paths = [path for path in kept.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path) and not _inside(path, folders)]
         if paths:
             kept["PYTHONPATH"] = os.pathsep.join(paths)
     return kept | _FIXED_VARIABLES | dict.fromkeys(_SCRATCH_VARIABLES, scratch)
 
 
-def _inside(path: str, folder: str) -> bool:
-    return Path(folder).resolve() in (Path(path).resolve(), *Path(path).resolve().parents)
+def _inside(path: str, folders: Sequence[str]) -> bool:
+    real = Path(path).resolve()
+    return any(Path(folder).resolve() in (real, *real.parents) for folder in folders)
