@@ -16,6 +16,7 @@ import click
 import lintgpu
 from lintgpu import engine
 from lintgpu import report as reports
+from lintgpu.cache import Cache, default_folder
 from lintgpu.finding import Severity
 from lintgpu.report.base import FileError, Report
 from lintgpu.settings import COMPILE, DTYPES
@@ -48,6 +49,7 @@ def _target_options(command: Command) -> Command:
         click.option("--trust", is_flag=True, help="Code of the linted project may be imported to build its models."),
         click.option("--static", is_flag=True, help="Do not trace: judge from the config's numbers alone (no torch needed)."),
         click.option("--python", metavar="PATH", help="Interpreter of the environment that holds torch. [default: this one]"),
+        click.option("--no-cache", is_flag=True, help="Judge anew what a former run has judged."),
         click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="For one trace. [default: 300]"),
         click.option(
             "--memory-limit-gb", type=click.FloatRange(min=0, min_open=True), metavar="GB", help="For the tracing process. [default: 16]"
@@ -166,7 +168,8 @@ def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[st
         "compile": options["compile_mode"] or {True: "default", False: "none", None: None}[options["compiled"]],
     }
     given = {name: value for name, value in workload.items() if value is not None}
-    return engine.Request(paths or (() if options["model"] else (".",)), overrides, given)
+    kept = Cache(None if options["no_cache"] else default_folder())
+    return engine.Request(paths or (() if options["model"] else (".",)), overrides, given, kept)
 
 
 def _codes(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lintgpu
 from lintgpu import settings as settings_module
 from lintgpu import workload as workloads
+from lintgpu.cache import Cache, key_of
 from lintgpu.finding import Finding
 from lintgpu.report.base import FileError, Report, TargetSummary, WorkloadValue
 from lintgpu.rule import BrokenFile, Context, Rule, Selection, all_rules
@@ -40,6 +41,7 @@ class Request:
     paths: tuple[str, ...]
     overrides: Mapping[str, Any] = field(default_factory=dict)
     workload: Mapping[str, Any] = field(default_factory=dict)
+    cache: Cache = field(default_factory=partial(Cache, None))
     progress: Callable[[str, str], None] = lambda target, stage: None
     """Called with a target's name and the stage its trace is in."""
 
@@ -64,53 +66,31 @@ class Costed:
     step: StepCost
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What there is to say about one target: kept in the cache as it is."""
+
+    findings: tuple[Finding, ...]
+    summaries: tuple[TargetSummary, ...]
+
+
 def check(request: Request) -> Report:
     """Lint. Never raises for bad input: what could not be done is in `Report.errors` and in findings."""
     run = _Run(request)
-    findings: list[Finding] = []
-    summaries: list[TargetSummary] = []
     with ExitStack() as stack:
-        for traced in run.traced(stack):
-            findings += run.failure_findings(traced)
-            costs = list(run.costs(traced))
-            summaries += [_summary(traced, costed) for costed in costs] or [_summary(traced, None)]
-            for costed in costs:
-                findings += run.findings(costed, stack)
-    findings += run.broken_findings()
-    kept, hidden = run.keep(_distinct(findings))
-    return Report(
-        findings=tuple(sorted(kept, key=lambda f: (f.span.path, f.span.line, f.span.column, f.code, f.gpu or ""))),
-        files=run.files,
-        targets=tuple(summaries),
-        errors=tuple(run.errors),
-        suppressed=hidden,
-        checked=len(run.paths),
-        version=lintgpu.__version__,
-    )
+        judged = [run.judged(stack, *found) for found in run.targets()]
+    findings = [finding for one in judged for finding in one.findings]
+    return run.report(findings, [summary for one in judged for summary in one.summaries])
 
 
 def costs(request: Request) -> tuple[list[Costed], Report]:
     """Every target's trace with its cost on each GPU, and a report of what could not be done."""
     run = _Run(request)
-    costed: list[Costed] = []
-    findings: list[Finding] = []
-    summaries: list[TargetSummary] = []
     with ExitStack() as stack:
-        for traced in run.traced(stack):
-            findings += run.failure_findings(traced)
-            of_target = list(run.costs(traced))
-            costed += of_target
-            summaries += [_summary(traced, one) for one in of_target] or [_summary(traced, None)]
-    findings += run.broken_findings()
-    report = Report(
-        findings=tuple(findings),
-        files=run.files,
-        targets=tuple(summaries),
-        errors=tuple(run.errors),
-        checked=len(run.paths),
-        version=lintgpu.__version__,
-    )
-    return costed, report
+        traced = [run.traced(stack, *found) for found in run.targets()]
+    costed = [costed for one in traced for costed in run.costs(one)]
+    findings = [finding for one in traced for finding in run.failure_findings(one)]
+    return costed, run.report(findings, [])
 
 
 class _Run:
@@ -155,6 +135,12 @@ class _Run:
                 self.broken.append(BrokenFile(path, line, column, message))
 
     # Targets
+
+    def targets(self) -> Iterator[tuple[Target, Settings, Workload]]:
+        """Every target of this run with the settings and the workload that hold for it."""
+        for target, settings in self._targets():
+            stated = [workloads.Stated(hint.field, hint.value) for hint in target.hints]
+            yield target, settings, workloads.resolve(stated, settings.workload)
 
     def _targets(self) -> Iterator[tuple[Target, Settings]]:
         declared_by: dict[str, Settings] = {}
@@ -223,27 +209,51 @@ class _Run:
 
     # Traces
 
-    def traced(self, stack: ExitStack) -> Iterator[Traced]:
-        """Every target with its trace, or an estimate where nothing can be traced, or the reason."""
-        for target, settings in self._targets():
-            stated = [workloads.Stated(hint.field, hint.value) for hint in target.hints]
-            workload = workloads.resolve(stated, settings.workload)
-            result = self._trace(stack, target, settings, workload, {})
-            if isinstance(result, Trace):
-                yield Traced(target, settings, workload, result, None)
-            else:
-                yield Traced(target, settings, workload, self._estimate(target, workload, {}), result)
+    def judged(self, stack: ExitStack, target: Target, settings: Settings, workload: Workload) -> Judged:
+        """Findings and summaries of one target, from the cache where nothing they were made from has changed."""
+        chosen = (settings.select, settings.ignore, settings.gpus, settings.gpus_given, settings.static)
+        key = key_of("judged", target, workload, chosen, self._builder(target, settings))
+        kept = self.request.cache.get(key, Judged)
+        if kept is not None:
+            return kept
+        errors = len(self.errors)
+        traced = self.traced(stack, target, settings, workload)
+        costed = list(self.costs(traced))
+        findings = [*self.failure_findings(traced), *(finding for one in costed for finding in self.findings(one, stack))]
+        result = Judged(tuple(findings), tuple(_summary(traced, one) for one in costed) or (_summary(traced, None),))
+        complete = traced.trace is not None and (traced.failure is None or traced.failure.stage == "static")
+        if complete and len(self.errors) == errors:
+            self.request.cache.put(key, [*_files_of(target, traced.trace), *(gpu for gpu in settings.gpus if os.path.isfile(gpu))], result)
+        return result
+
+    def traced(self, stack: ExitStack, target: Target, settings: Settings, workload: Workload) -> Traced:
+        """A target with its trace, or an estimate where nothing can be traced, or the reason."""
+        result = self._trace(stack, target, settings, workload, {})
+        if isinstance(result, Trace):
+            return Traced(target, settings, workload, result, None)
+        return Traced(target, settings, workload, self._estimate(target, workload, {}), result)
 
     def _trace(
         self, stack: ExitStack, target: Target, settings: Settings, workload: Workload, changes: Mapping[str, int]
     ) -> Trace | TraceFailure:
         if settings.static:
             return TraceFailure("static", "--static was given", "tracing needs torch: pip install 'lintgpu[hf]', then run without --static")
+        key = key_of("trace", target.family, target.spec, workload, changes, self._builder(target, settings))
+        kept = self.request.cache.get(key, Trace)
+        if kept is not None:
+            return kept
         self.request.progress(target.name, "starting")
-        return self._worker(stack, settings, target).trace(target, workload, changes)
+        result = self._worker(stack, settings, target).trace(target, workload, changes)
+        if isinstance(result, Trace):
+            self.request.cache.put(key, _files_of(target, result), result)
+        return result
+
+    def _builder(self, target: Target, settings: Settings) -> list[object]:
+        """What builds a target: the interpreter, and the project where its code may run."""
+        return [settings.python, settings.root, _trusted(target, settings)]
 
     def _worker(self, stack: ExitStack, settings: Settings, target: Target) -> Worker:
-        trust = settings.trust or bool(settings.model) or target.name in settings.targets
+        trust = _trusted(target, settings)
         key = (settings.python, settings.root, trust, settings.time_limit, settings.memory_limit_gb)
         if key not in self._workers:
             limits = Limits(settings.time_limit, int(settings.memory_limit_gb * 2**30))
@@ -328,7 +338,7 @@ class _Run:
             for finding in rule.check_failure(traced.target, traced.workload, failure):
                 yield replace(finding, workload=workloads.describe(traced.workload))
 
-    def broken_findings(self) -> Iterator[Finding]:
+    def _broken_findings(self) -> Iterator[Finding]:
         """LG002 for each file that could not be read."""
         for file in self.broken:
             for rule in all_rules():
@@ -340,7 +350,20 @@ class _Run:
 
     # What is shown
 
-    def keep(self, findings: Iterable[Finding]) -> tuple[list[Finding], int]:
+    def report(self, findings: Sequence[Finding], summaries: Sequence[TargetSummary]) -> Report:
+        """The result of the run, without what comments hide."""
+        kept, hidden = self._keep(_distinct([*findings, *self._broken_findings()]))
+        return Report(
+            findings=tuple(sorted(kept, key=lambda f: (f.span.path, f.span.line, f.span.column, f.code, f.gpu or ""))),
+            files=self.files,
+            targets=tuple(summaries),
+            errors=tuple(self.errors),
+            suppressed=hidden,
+            checked=len(self.paths),
+            version=lintgpu.__version__,
+        )
+
+    def _keep(self, findings: Iterable[Finding]) -> tuple[list[Finding], int]:
         """The findings that no comment hides, and how many one does."""
         kept, hidden = [], 0
         for finding in findings:
@@ -373,6 +396,15 @@ def _knobs(target: Target, trace: Trace) -> dict[str, Knob]:
         if knob is not None:
             knobs[knob_id] = knob
     return knobs
+
+
+def _trusted(target: Target, settings: Settings) -> bool:
+    """Whether the owner has said that code of the project may run to build this target."""
+    return settings.trust or bool(settings.model) or target.name in settings.targets
+
+
+def _files_of(target: Target, trace: Trace | None) -> list[str]:
+    return [*target.files, *(trace.files if trace is not None else ())]
 
 
 def _distinct(findings: Sequence[Finding]) -> list[Finding]:
