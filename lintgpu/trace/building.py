@@ -17,6 +17,7 @@ from lintgpu.trace.functions import Functions
 from lintgpu.trace.modules import ConstructorSites
 from lintgpu.trace.origin import TracingInt, collect_inexact, expression
 from lintgpu.trace.recorder import Recorder
+from lintgpu.trace.substitutes import without_compilers
 from lintgpu.trace.weights import Origins
 
 if TYPE_CHECKING:
@@ -70,30 +71,6 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextmanager
-def without_compilers(calls: list[str]) -> Iterator[None]:
-    """torch.compile and torch.jit hand back what they are given, so that ops reach the dispatcher; `calls` notes who asked."""
-
-    def compile_(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return lambda function: compile_(function, **options)
-        calls.append(type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "?"))
-        return model
-
-    def compile_in_place(module: nn.Module, *args: Any, **options: Any) -> None:
-        calls.append(type(module).__name__)
-
-    before, before_module = torch.compile, nn.Module.compile
-    scripts = torch.jit._state._enabled.enabled
-    torch.compile, nn.Module.compile = compile_, compile_in_place
-    torch.jit._state._enabled.enabled = False
-    try:
-        yield
-    finally:
-        torch.compile, nn.Module.compile = before, before_module
-        torch.jit._state._enabled.enabled = scripts
 
 
 class _Factories(TorchFunctionMode):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from torch import nn
 
 from lintgpu.trace.attention import AttentionOverride
 from lintgpu.trace.autocast import Autocast
-from lintgpu.trace.building import Provenance, build, default_dtype, without_compilers
+from lintgpu.trace.building import Provenance, build, default_dtype
 from lintgpu.trace.errors import TraceError
 from lintgpu.trace.events import fold
 from lintgpu.trace.functions import Functions
@@ -25,6 +25,7 @@ from lintgpu.trace.modules import ConstructorSites, ModuleStack, Sites
 from lintgpu.trace.origin import knobs
 from lintgpu.trace.recorder import Recorder
 from lintgpu.trace.records import Op, Parameters, Trace
+from lintgpu.trace.substitutes import flex_attention, without_checkpointing, without_compilers, without_inference_mode
 from lintgpu.trace.weights import Weights
 from lintgpu.workload import Mode, Workload
 
@@ -115,7 +116,10 @@ class _Step:
         with ExitStack() as stack:
             stack.enter_context(without_compilers([]))
             stack.enter_context(self.autocast.installed())
-            stack.enter_context(AttentionOverride(self.recorder.note_attention, self.recorder.attention_origins))
+            stack.enter_context(without_inference_mode())
+            stack.enter_context(without_checkpointing(self.recorder))
+            attention = stack.enter_context(AttentionOverride(self.recorder.note_attention, self.recorder.attention_origins))
+            stack.enter_context(flex_attention(attention))
             stack.enter_context(Functions(self.recorder))
             stack.enter_context(self.recorder)
             yield

@@ -124,7 +124,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         shape = SHAPES.get(info.name)
         if shape is not None:
             return shape(*args, **kwargs)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError:
+            return self._opaque(info, func, _inputs_of(args, kwargs))
+
+    def _opaque(self, info: OpPlan, func: Any, inputs: list[torch.Tensor]) -> Any:
+        """Outputs for an op without a meta kernel: each tensor like the first input."""
+        if not inputs:
+            raise
+        self.assume(f"{info.name} has no meta kernel: each of its outputs was taken to be like its first input")
+        returns = func._schema.returns
+        outputs = [torch.empty_like(inputs[0]) if "Tensor" in str(item.type) else None for item in returns]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) if outputs else None
 
     # -- values
 
