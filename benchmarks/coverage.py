@@ -152,7 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     import transformers
     import transformers.modeling_utils
-    import transformers.models.llama.modeling_llama  # noqa: F401
+    import transformers.models.llama.modeling_llama
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     transformers.logging.set_verbosity(50)
@@ -190,7 +190,8 @@ def report(outcomes: list[dict[str, Any]], transformers: str, torch: str, mode: 
     lines = [
         "# Which models trace",
         "",
-        f"Every config class of transformers {transformers} with its default values, mode {mode}, batch {BATCH}, sequence {SEQUENCE}, torch {torch};",
+        f"Every config class of transformers {transformers} with its default values, mode {mode}, batch {BATCH}, sequence {SEQUENCE},",
+        f"torch {torch};",
         "made by `python benchmarks/coverage.py --out docs/coverage.md`.",
         "",
         summary(outcomes),

@@ -79,7 +79,7 @@ class Classes:
         elif name.startswith("scatter") and len(args) > 3 and isinstance(args[2], torch.Tensor):
             # one_hot is zeros.scatter_(-1, index, 1): one of its last dim's elements is set.
             count = self.classes_of(args[2])
-            if count and args[3] == 1 and args[2].shape[-1] == 1:
+            if count and isinstance(args[3], (bool, int, float)) and args[3] == 1 and args[2].shape[-1] == 1:
                 self._put(self._masks, output, count)
 
     def _follow(self, source: torch.Tensor, output: torch.Tensor) -> None:

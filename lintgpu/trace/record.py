@@ -92,8 +92,11 @@ class _Step:
                 first = first or error
                 amend = self.built.extra.get("amend")
                 better = amend(_complaint(error)) if amend is not None and error.stage in ("inputs", "forward") else None
+                if better is None and first is error:
+                    raise
                 if better is None:
-                    raise first from error
+                    # The first complaint is about the likeliest inputs; later ones are about guesses.
+                    raise first from first.__cause__
                 self.built = better
                 self.recorder.restart()
 
