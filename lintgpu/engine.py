@@ -250,16 +250,15 @@ class _Run:
 
     def _builder(self, target: Target, settings: Settings) -> list[object]:
         """What builds a target: the interpreter, and the project where its code may run."""
-        return [settings.python, settings.root, _trusted(target, settings)]
+        return [settings.python, settings.root if _trusted(target, settings) else None]
 
     def _worker(self, stack: ExitStack, settings: Settings, target: Target) -> Worker:
         trust = _trusted(target, settings)
-        key = (settings.python, settings.root, trust, settings.time_limit, settings.memory_limit_gb)
+        root = settings.root if trust else None  # Without trust one worker serves every project.
+        key = (settings.python, root, settings.time_limit, settings.memory_limit_gb)
         if key not in self._workers:
             limits = Limits(settings.time_limit, int(settings.memory_limit_gb * 2**30))
-            self._workers[key] = stack.enter_context(
-                Worker(settings.python, limits, trust, settings.root, partial(self.request.progress, ""))
-            )
+            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, root, partial(self.request.progress, "")))
         return self._workers[key]
 
     @cached_property
