@@ -31,19 +31,20 @@ def build(data: Mapping[str, Any], workload: Workload, changes: Mapping[str, int
     """The model of the config `data` with the knobs in `changes` replaced. Raises BuildError with a true reason."""
     import torch
 
-    transformers = _transformers()
-    values = with_changes(data, changes)
-    kind, config_kind, values = _classes(transformers, values)
-    config = _config(config_kind, values, changes)
-    kind = kind or _natural_class(transformers, config)
+    from lintgpu.trace import inputs
+    from lintgpu.trace.imports import light_imports
+
+    with light_imports():
+        transformers = _transformers()
+        kind, config_kind, values = _classes(transformers, with_changes(data, changes))
+        config = _config(config_kind, values, changes)
+        kind = kind or _natural_class(transformers, config)
     assumptions: list[str] = []
     if data.get("quantization_config"):
         assumptions.append("the weights are traced in the compute precision: the config's quantisation is left out")
     _settle(config)
     # The recorder has made the model's dtype the default and meta the device; transformers wants the dtype said again.
     model = _instance(kind, config, torch.get_default_dtype(), values, assumptions)
-    from lintgpu.trace import inputs
-
     return inputs.for_transformers(model, config, workload, assumptions)
 
 

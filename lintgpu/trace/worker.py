@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from lintgpu.target.base import Built
 from lintgpu.trace import sandbox
+from lintgpu.trace.imports import defer_compiler
 from lintgpu.trace.records import Trace, TraceFailure
 from lintgpu.workload import Mode, Workload
 
@@ -205,6 +206,7 @@ def missing_torch() -> TraceFailure | None:
         return TraceFailure("environment", reason, "pip install 'lintgpu[trace]'", error_type=type(error).__name__)
     except MemoryError as error:
         return failure_of(error, IMPORTING)
+    defer_compiler()
     return None
 
 
