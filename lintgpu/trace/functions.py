@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lintgpu.trace import oracle
-from lintgpu.trace.recorder import META, Recorder
+from lintgpu.trace.recorder import Recorder
+from lintgpu.trace.shapes import META
 from lintgpu.trace.shadow import unmoded
 
 Tensor: Any = torch.Tensor
@@ -68,7 +69,8 @@ def _known_or_oracle(recorder: Recorder, tensor: Any) -> Any:
     if value is None:
         recorder.assume("values that depend on weights or data were taken to be alike")
         value = oracle.contents(tensor)
-    return value.item() if not value.dim() else value.tolist()
+    with unmoded():
+        return value.item() if not value.dim() else value.tolist()
 
 
 def _tolist(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -76,10 +78,12 @@ def _tolist(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if not tensor.is_meta:
         return NotImplemented
     value = recorder.shadows.value(tensor)
+    if value is None:
+        recorder.assume("values that depend on weights or data were taken to be alike (split sizes: an even split)")
+    with unmoded():
+        values = (oracle.contents(tensor) if value is None else value).tolist()
     if value is not None:
-        return value.tolist()
-    recorder.assume("values that depend on weights or data were taken to be alike (split sizes: an even split)")
-    values = oracle.contents(tensor).tolist()
+        return values
     return oracle.EvenSizes(values) if isinstance(values, list) and tensor.dim() == 1 else values
 
 
@@ -100,7 +104,8 @@ def _format(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if not tensor.is_meta or tensor.dim():
         return NotImplemented
     value = recorder.shadows.value(tensor)
-    return format(oracle.scalar(tensor) if value is None else value.item(), args[1])
+    with unmoded():
+        return format(oracle.scalar(tensor) if value is None else value.item(), args[1])
 
 
 def _split(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -87,6 +87,14 @@ _POINTWISE = frozenset(
         "local_response_norm", "infinitely_differentiable_gelu_backward", "xlogy", "isclose", "frexp", "rrelu_with_noise_backward",
     ]
 )  # fmt: skip
+_ELEMENTWISE = frozenset(
+    [
+        "add", "sub", "mul", "div", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "silu", "gelu", "relu",
+        "pow", "cos", "sin", "erf", "clamp_min", "clamp_max", "clamp", "maximum", "minimum", "gelu_backward", "silu_backward",
+        "tanh_backward", "sigmoid_backward", "threshold_backward", "softplus", "leaky_relu", "elu", "hardtanh", "addcmul", "addcdiv",
+        "expm1", "log1p", "square", "hardswish", "hardsigmoid", "mish", "log2", "leaky_relu_backward",
+    ]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,8 @@ class OpPlan:
     name: str
     kind: str
     is_view: bool
+    is_elementwise: bool
+    """The output has the dtype of the operands and their broadcast shape."""
     has_device: bool
     written: tuple[int, ...]
     """Positions of the arguments that the op writes into."""
@@ -113,6 +123,7 @@ def plan(func: Any) -> OpPlan:
         name=name if schema.name.startswith("aten::") else schema.name,
         kind=kind,
         is_view=kind == "view",
+        is_elementwise=kind == "pointwise" and name.rstrip("_") in _ELEMENTWISE,
         has_device=any(argument.name == "device" for argument in schema.arguments),
         written=tuple(i for i in written if not schema.arguments[i].kwarg_only),
         written_names=tuple(schema.arguments[i].name for i in written),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lintgpu.trace.shadow import storage_id
+from lintgpu.trace.shadow import storage_id, unmoded
 
 SHAPE_DEPENDENT = frozenset(
     ["nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount", "nonzero_static"]
@@ -103,7 +103,8 @@ def scalar(tensor: torch.Tensor) -> bool | int | float:
 
 def contents(tensor: torch.Tensor) -> torch.Tensor:
     """The answer for `.tolist()` and `.numpy()`: a CPU tensor full of `scalar`."""
-    return torch.full(tensor.shape, scalar(tensor), dtype=tensor.dtype, device="cpu")
+    with unmoded():
+        return torch.full(tensor.shape, scalar(tensor), dtype=tensor.dtype, device="cpu")
 
 
 def shape_of(name: str, args: Sequence[Any], kwargs: dict[str, Any], classes: Classes) -> Any:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lintgpu.trace import gemms, oracle
+from lintgpu.trace import gemms, oracle, shapes
 from lintgpu.trace.events import Event, Place, Replay
 from lintgpu.trace.kinds import OpPlan, dtype_name, footprint, plan, traffic
 from lintgpu.trace.modules import ModuleStack, Sites
 from lintgpu.trace.records import BACKWARD, FORWARD, GRAD_INPUT, GRAD_WEIGHT, Attention
 from lintgpu.trace.shadow import Shadows, is_small, storage_id
+from lintgpu.trace.shapes import META
 from lintgpu.trace.weights import Weights, traced_numbers
 
-META = torch.device("meta")
 CPU = torch.device("cpu")
 aten = torch.ops.aten
 
@@ -121,9 +121,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return lifted[id(tensor)]
 
     def _run(self, info: OpPlan, func: Any, args: Any, kwargs: Any) -> Any:
-        shape = SHAPES.get(info.name)
-        if shape is not None:
-            return shape(*args, **kwargs)
+        output = shapes.output_of(info.name, info.is_elementwise, args, kwargs)
+        if output is not NotImplemented:
+            return output
         try:
             return func(*args, **kwargs)
         except NotImplementedError:
@@ -482,34 +482,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             yield
         finally:
             self.quiet = before
-
-
-def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.empty((a.shape[0], b.shape[1]), dtype=torch.int32, device=META)
-
-
-def _grouped_mm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """As aten::_grouped_mm, for any dtype."""
-    dtype = out_dtype or a.dtype
-    if a.dim() == 2 and b.dim() == 2:
-        shape: tuple[int, ...] = (offs.shape[0] if offs is not None else 1, a.shape[0], b.shape[1])
-    elif a.dim() == 2:
-        shape = (a.shape[0], b.shape[2])
-    elif b.dim() == 2:
-        shape = (a.shape[1], b.shape[1])
-    else:
-        shape = (a.shape[0], a.shape[1], b.shape[2])
-    return torch.empty(shape, dtype=dtype, device=META)
-
-
-SHAPES: dict[str, Callable[..., Any]] = {"_int_mm": _int_mm, "_grouped_mm": _grouped_mm}
-"""Ops that lack a meta kernel, or whose meta kernel refuses what a GPU takes."""
 
 
 def _wants_meta(kwargs: Any) -> bool:
