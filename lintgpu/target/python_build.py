@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lintgpu.target.base import Built
-from lintgpu.trace import inputs
 from lintgpu.trace.errors import BuildError, TraceError
 from lintgpu.trace.literals import Literals, identifier, rewrite
+from lintgpu.trace.module_inputs import for_module
 from lintgpu.trace.origin import TracedInt
 from lintgpu.workload import Workload
 
@@ -74,7 +74,7 @@ def build(spec: Mapping[str, Any], workload: Workload, changes: Mapping[str, int
     if isinstance(example, str):
         example = _named(example)
     loss = _named(spec["loss"]) if spec.get("loss") else None
-    return inputs.for_module(model, workload, example if example is not None else extra, loss)
+    return for_module(model, workload, example if example is not None else extra, loss)
 
 
 def _make_importable(root: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -49,9 +50,7 @@ class TraceError(Exception):
         if isinstance(error, TraceError):
             return error
         path, line = _innermost(error)
-        lines = [text.strip() for text in str(error).splitlines() if text.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        return cls(stage, reason[:400], hint, path, line, type(error).__name__)
+        return cls(stage, _reason(error)[:400], hint, path, line, type(error).__name__)
 
 
 class BuildError(TraceError):
@@ -60,6 +59,15 @@ class BuildError(TraceError):
     def __init__(self, reason: str, hint: str = "", path: str = "", line: int = 0, error_type: str = "", stage: str = "build") -> None:
         """As TraceError, with `build` for the stage unless said otherwise (config, environment, trust)."""
         super().__init__(stage, reason, hint, path, line, error_type)
+
+
+def _reason(error: BaseException) -> str:
+    """The telling line of an error's message: the first, with the next where it announces it, without a module's printed tree."""
+    text = re.sub(r"(\w+)\(\n(?:.*\n)*?\)", r"\1", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def _innermost(error: BaseException) -> tuple[str, int]:

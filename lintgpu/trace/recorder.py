@@ -338,6 +338,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def note_attention(self, attention: Attention, phase: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Called by the attention override."""
+        if self.quiet:
+            return
         node = self._node_of(torch._C._current_autograd_node()) if phase == "backward" else None
         if phase == "forward":
             self._claim_nodes()
