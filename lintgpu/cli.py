@@ -243,13 +243,13 @@ def _error_line(error: FileError) -> str:
 
 
 class _Progress:
-    """One line on a terminal that says what is being traced, once the run takes over a second; nothing on a pipe."""
+    """A bar on a terminal once the run takes over a second; nothing on a pipe."""
+
+    WIDTH = 24
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._shown = False
-        self._target = ""
-        self._done = 0
 
     def __enter__(self) -> _Progress:
         return self
@@ -258,9 +258,10 @@ class _Progress:
         if self._shown:
             click.echo("\r\033[K", nl=False, err=True)
 
-    def __call__(self, target: str, stage: str) -> None:
-        self._done += bool(target)
-        self._target = target or self._target
+    def __call__(self, progress: engine.Progress) -> None:
         if sys.stderr.isatty() and time.monotonic() - self._started > PROGRESS_AFTER_SECONDS:
             self._shown = True
-            click.echo(f"\r\033[K{stage} {self._target} (trace {self._done})", nl=False, err=True)
+            filled = self.WIDTH * progress.done // max(1, progress.total)
+            bar = "#" * filled + "-" * (self.WIDTH - filled)
+            line = f"[{bar}] {progress.done}/{progress.total} {progress.stage} {progress.target}"
+            click.echo(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", nl=False, err=True)

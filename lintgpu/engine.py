@@ -35,6 +35,16 @@ NOT_TRACED = ("environment", "trust", "static")
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far a run is: `done` of `total` targets are judged, `target` is at `stage` (importing, building, tracing)."""
+
+    done: int
+    total: int
+    target: str
+    stage: str
+
+
+@dataclass(frozen=True)
 class Request:
     """What one run was asked to do; `overrides` are the Settings fields that the command line set."""
 
@@ -42,8 +52,8 @@ class Request:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     workload: Mapping[str, Any] = field(default_factory=dict)
     cache: Cache = field(default_factory=partial(Cache, None))
-    progress: Callable[[str, str], None] = lambda target, stage: None
-    """Called with a target's name and the stage its trace is in."""
+    progress: Callable[[Progress], None] = lambda progress: None
+    """Called whenever a trace enters a stage."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ def check(request: Request) -> Report:
     """Lint. Never raises for bad input: what could not be done is in `Report.errors` and in findings."""
     run = _Run(request)
     with ExitStack() as stack:
-        judged = [run.judged(stack, *found) for found in run.targets()]
+        judged = [run.judged(stack, *found) for found in run.in_turn()]
     findings = [finding for one in judged for finding in one.findings]
     return run.report(findings, [summary for one in judged for summary in one.summaries])
 
@@ -87,7 +97,7 @@ def costs(request: Request) -> tuple[list[Costed], Report]:
     """Every target's trace with its cost on each GPU, and a report of what could not be done."""
     run = _Run(request)
     with ExitStack() as stack:
-        traced = [run.traced(stack, *found) for found in run.targets()]
+        traced = [run.traced(stack, *found) for found in run.in_turn()]
     costed = [costed for one in traced for costed in run.costs(one)]
     findings = [finding for one in traced for finding in run.failure_findings(one)]
     return costed, run.report(findings, [])
@@ -102,6 +112,7 @@ class _Run:
         self.errors: list[FileError] = []
         self.broken: list[BrokenFile] = []
         self._settings: dict[str, Settings | None] = {}
+        self._progress = Progress(0, 0, "", "")
         self.paths = self._paths()
 
     def _paths(self) -> list[str]:
@@ -136,9 +147,11 @@ class _Run:
 
     # Targets
 
-    def targets(self) -> Iterator[tuple[Target, Settings, Workload]]:
-        """Every target of this run with the settings and the workload that hold for it."""
-        for target, settings in self._targets():
+    def in_turn(self) -> Iterator[tuple[Target, Settings, Workload]]:
+        """Every target of this run with the settings and the workload that hold for it, one at a time."""
+        found = list(self._targets())
+        for done, (target, settings) in enumerate(found):
+            self._progress = Progress(done, len(found), target.name, "")
             stated = [workloads.Stated(hint.field, hint.value) for hint in target.hints]
             yield target, settings, workloads.resolve(stated, settings.workload)
 
@@ -233,6 +246,9 @@ class _Run:
             return Traced(target, settings, workload, result, None)
         return Traced(target, settings, workload, self._estimate(target, workload, {}), result)
 
+    def _report_stage(self, stage: str) -> None:
+        self.request.progress(replace(self._progress, stage=stage))
+
     def _trace(
         self, stack: ExitStack, target: Target, settings: Settings, workload: Workload, changes: Mapping[str, int]
     ) -> Trace | TraceFailure:
@@ -242,7 +258,6 @@ class _Run:
         kept = self.request.cache.get(key, Trace)
         if kept is not None:
             return kept
-        self.request.progress(target.name, "starting")
         result = self._worker(stack, settings, target).trace(target, workload, changes)
         if isinstance(result, Trace):
             self.request.cache.put(key, _files_of(target, result), result)
@@ -258,7 +273,7 @@ class _Run:
         key = (settings.python, root, settings.time_limit, settings.memory_limit_gb)
         if key not in self._workers:
             limits = Limits(settings.time_limit, int(settings.memory_limit_gb * 2**30))
-            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, root, partial(self.request.progress, "")))
+            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, root, self._report_stage))
         return self._workers[key]
 
     @cached_property

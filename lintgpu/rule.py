@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from lintgpu.finding import Finding, Severity
+from lintgpu.finding import Finding, Related, Severity, Span
 from lintgpu.gpu.costs import StepCost
 from lintgpu.target.base import Target
-from lintgpu.trace.records import Trace, TraceFailure
+from lintgpu.trace.records import Op, Trace, TraceFailure
 from lintgpu.workload import Workload
 
 if TYPE_CHECKING:
@@ -119,6 +120,27 @@ def find_rule(code_or_name: str) -> Rule | None:
     """The rule with that code or name (any case), or None."""
     wanted = code_or_name.strip().lower()
     return next((rule for rule in all_rules() if wanted in (rule.code.lower(), rule.name)), None)
+
+
+MOST_SITES = 6
+
+
+def sites(ops: Iterable[Op]) -> list[Related]:
+    """Where the modules of `ops` are constructed and called, each place once, the first few."""
+    found: dict[Span, str] = {}
+    for op in ops:
+        name = op.module or op.name
+        for site, what in ((op.constructor_site, f"{name} is constructed here"), (op.call_site, f"{name} runs here")):
+            if site is not None and site.line > 0:
+                end = (site.end_line or site.line, site.end_column or max(site.column, 1) + 1)
+                found.setdefault(Span(_shown(site.path), site.line, max(site.column, 1), *end), what)
+    return [Related(span, what) for span, what in found.items()][:MOST_SITES]
+
+
+def _shown(path: str) -> str:
+    """`path` relative to the working directory where it lies below it, as the paths of all other spans."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from collections.abc import Iterator, Mapping
 
 from lintgpu.finding import Edit, Finding, FindingCost, Fix, Related, Severity
 from lintgpu.gpu.gemms import misaligned_dims
-from lintgpu.rule import Case, Context, Expected, Rule
+from lintgpu.rule import Case, Context, Expected, Rule, sites
 from lintgpu.target.base import Knob
 from lintgpu.trace.origin import knobs
 from lintgpu.trace.records import Op
@@ -138,7 +138,7 @@ class MisalignedDimension(Rule):
                 high=gain.high,
                 basis=gain.basis,
             ),
-            related=tuple(_related(together, chosen)),
+            related=(*_related(together, chosen), *sites(op for op, _ in flagged)),
             fix=_fix(context, knob, suggestion),
             details=tuple(_details(context, flagged, chosen, gain)),
             fingerprint_parts=(context.target.name, knob.id),

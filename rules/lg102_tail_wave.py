@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from lintgpu.finding import Edit, Finding, FindingCost, Fix, Severity
 from lintgpu.gpu.gemms import misaligned_dims
-from lintgpu.rule import Case, Context, Rule
+from lintgpu.rule import Case, Context, Rule, sites
 from lintgpu.target.base import Knob
 from lintgpu.trace.origin import knobs
 from lintgpu.trace.records import Op
@@ -120,6 +120,7 @@ class TailWave(Rule):
                 safe=False,
                 confirmed=context.trace.basis == "traced",
             ),
+            related=tuple(sites(context.trace.ops[i] for i in flagged)),
             details=tuple(_details(context, flagged)),
             fingerprint_parts=(context.target.name, knob.id),
         )
