@@ -48,6 +48,7 @@ class Autocast:
         self._cache_enabled = True
         self._depth = 0
         self._casts: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._activations: dict[int, torch.Tensor] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -86,6 +87,10 @@ class Autocast:
         for parameter, other in zip(module.parameters(), model.parameters(), strict=False):
             if id(other) in self._casts:
                 self._casts.setdefault(id(parameter), (parameter, None))
+
+    def is_activation(self, tensor: torch.Tensor) -> None:
+        """`tensor` is a leaf of the graph only because a block is traced by itself: its casts are not kept."""
+        self._activations[id(tensor)] = tensor
 
     # -- the state
 
@@ -159,6 +164,7 @@ class Autocast:
             and tensor.dtype == torch.float32
             and tensor.requires_grad
             and tensor.is_leaf
+            and id(tensor) not in self._activations
             and not tensor._is_view()
         )
         if not keeps:

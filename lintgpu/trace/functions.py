@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lintgpu.trace import oracle
 from lintgpu.trace.recorder import Recorder
-from lintgpu.trace.shapes import META
 from lintgpu.trace.shadow import unmoded
+from lintgpu.trace.shapes import META
 
 Tensor: Any = torch.Tensor
 

@@ -191,6 +191,7 @@ class Memo:
             return tensor
         if id(tensor) not in own:
             own[id(tensor)] = tensor.detach().requires_grad_()
+            self._autocast.is_activation(own[id(tensor)])
         return own[id(tensor)]
 
     def _run_of(self, module: nn.Module, block: Block, inputs: list[Any], output: Any, originals: list[Any]) -> _Run:
