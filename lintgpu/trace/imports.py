@@ -26,11 +26,21 @@ _SYMBOLIC_FUNCTIONS = "torch.utils._sympy.functions"
 _ALGEBRA = "sympy"
 
 
+_LIGHT = "_lintgpu_light"
+"""Set on a transformers that was imported here: what it found missing then it goes on to do without."""
+
+
 @contextlib.contextmanager
 def light_imports() -> Iterator[None]:
-    """For the time of an import: no optional packages and no distributed torch. Does nothing for what is already imported."""
+    """For the time of an import of transformers or of its modules: no optional packages and no distributed torch.
+
+    Does nothing where somebody else imported transformers before: it has seen what is there and relies on it.
+    """
     import torch.distributed
 
+    if "transformers" in sys.modules and not hasattr(sys.modules["transformers"], _LIGHT):
+        yield
+        return
     hidden = [name for name in _OPTIONAL if name not in sys.modules]
     available = torch.distributed.is_available
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
@@ -41,6 +51,8 @@ def light_imports() -> Iterator[None]:
         torch.distributed.is_available = available
         for name in hidden:
             sys.modules.pop(name, None)
+        if "transformers" in sys.modules:
+            setattr(sys.modules["transformers"], _LIGHT, True)
 
 
 def defer_compiler() -> None:

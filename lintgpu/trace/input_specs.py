@@ -30,6 +30,11 @@ class Spec:
     """Literal nested values instead of a fill, for small index tensors such as image grids."""
     boolean: bool = False
 
+    @property
+    def floating(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return not self.integer and not self.boolean
+
 
 class Sizes:
     """What the workload and the config say about sizes."""
@@ -78,6 +83,19 @@ def tensor(spec: Spec) -> Any:
     if spec.boolean:
         return torch.full(spec.shape, bool(spec.fill), dtype=torch.bool)
     return torch.full(spec.shape, spec.fill, dtype=torch.long) if spec.integer else torch.zeros(spec.shape)
+
+
+def first_layer_specs(model: Any, batch: int, sequence: int) -> Iterator[Spec]:
+    """Floating-point inputs that the first layers of a module would take, by their own sizes."""
+    layers = [layer for layer in model.modules() if type(layer).__name__ in ("Linear", "Conv1d", "Conv2d", "Conv3d")]
+    for layer in layers[:2]:
+        kind = type(layer).__name__
+        if kind == "Linear":
+            yield Spec((batch, sequence, layer.in_features), False)
+            yield Spec((batch, layer.in_features), False)
+        else:
+            size = {"Conv1d": (sequence,), "Conv2d": (IMAGE_SIZE, IMAGE_SIZE), "Conv3d": (FRAMES, 112, 112)}[kind]
+            yield Spec((batch, layer.in_channels, *size), False)
 
 
 def documented_shapes(docstring: str) -> dict[str, str]:

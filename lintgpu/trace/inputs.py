@@ -15,10 +15,10 @@ from typing import Any
 from lintgpu.target.base import Built
 from lintgpu.trace.complaints import Specs, reshaped
 from lintgpu.trace.errors import TraceError
-from lintgpu.trace.input_specs import Sizes, Spec, by_document, by_name, documented_shapes, ordinary_token, tensor
+from lintgpu.trace.input_specs import Sizes, Spec, by_document, by_name, documented_shapes, first_layer_specs, ordinary_token, tensor
 from lintgpu.workload import Mode, Workload
 
-_MAX_AMENDMENTS = 20
+_MAX_AMENDMENTS = 24
 # What a model that starts from something else than its first parameter is fed with, in this order.
 _MAIN_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values", "pixel_values_videos", "inputs_embeds")
 _FURTHER_INPUTS = ("decoder_input_ids", "bbox", "attention_mask", "image_grid_thw")
@@ -108,10 +108,14 @@ class _Maker:
     def candidates(self, name: str) -> list[Spec]:
         """The specs that a parameter may want, likeliest first."""
         specs = list(by_name(name, self.sizes, self.token, self.patched))
+        if specs[0].floating:
+            specs += first_layer_specs(self.model, self.sizes.batch, self.sizes.sequence)
         shape = self.documented.get(name)
         stated = list(by_document(shape, self.sizes)) if shape is not None else []
-        known = {spec.shape for spec in specs}
-        return specs + [spec for spec in stated if spec.shape not in known]
+        distinct: dict[tuple[int, ...], Spec] = {}
+        for spec in (*specs, *stated):
+            distinct.setdefault(spec.shape, spec)
+        return list(distinct.values())
 
     def amended(self, request: Request, message: str) -> Request | None:
         """Other inputs: what the message asks for, else a guess; None when there is nothing left to try."""
@@ -120,8 +124,10 @@ class _Maker:
             return None
         for specs in (*self._named(request.specs, message), *reshaped(message, request.specs, self.sizes)):
             if frozenset(specs.items()) not in tried:
-                return Request(specs, specs, tried, by_name=True)
-        for specs in self._guesses(request.base):
+                # What a guess led to may be a blind alley; the way back stays open.
+                certain = request.specs == request.base
+                return Request(specs, specs if certain else request.base, tried, certain)
+        for specs in self._guesses(request.base, "NoneType" in message):
             if frozenset(specs.items()) not in tried:
                 return Request(specs, request.base, tried)
         return None
@@ -137,15 +143,13 @@ class _Maker:
             if name not in specs and not _NOT_INPUTS.match(name) and re.search(rf"\b{re.escape(name)}\b", message):
                 yield {**specs, name: self.candidates(name)[0]}
 
-    def _guesses(self, base: Specs) -> Iterator[dict[str, Spec]]:
+    def _guesses(self, base: Specs, something_missing: bool) -> Iterator[dict[str, Spec]]:
         if "labels" in base:
             yield {name: spec for name, spec in base.items() if name != "labels"}
-        for name in base:
-            for spec in self.candidates(name) if name != "labels" else ():
-                yield {**base, name: spec}
         additions = [name for name in (*_MAIN_INPUTS, *_FURTHER_INPUTS) if name in self.signature and name not in base]
-        for name in additions:
-            yield {**base, name: self.candidates(name)[0]}
+        added = [{**base, name: self.candidates(name)[0]} for name in additions]
+        reshaped = [{**base, name: spec} for name in base if name != "labels" for spec in self.candidates(name)[:5]]
+        yield from (*added, *reshaped) if something_missing else (*reshaped, *added)
         for length in _OTHER_LENGTHS:
             yield {name: _with_length(spec, self.sizes.sequence, length) for name, spec in base.items()}
         for first, second in pairwise(additions):

@@ -9,7 +9,7 @@ from typing import Any
 
 from lintgpu.target.base import Built
 from lintgpu.trace.errors import TraceError
-from lintgpu.trace.input_specs import CHANNELS, FRAMES, IMAGE_SIZE, Spec, tensor
+from lintgpu.trace.input_specs import CHANNELS, IMAGE_SIZE, Spec, first_layer_specs, tensor
 from lintgpu.workload import Mode, Workload
 
 
@@ -50,7 +50,7 @@ class _Guess:
         )
 
     def _choices(self, workload: Workload) -> Iterator[tuple[dict[str, Spec], str]]:
-        kinds = list(_first_layer_specs(self.model, workload.batch, workload.sequence))
+        kinds = list(_likely_specs(self.model, workload))
         for spec in kinds:
             yield self._with_targets(spec, workload), ""
         for length in (512, 256, 128, 64):
@@ -74,22 +74,14 @@ class _Guess:
         return specs
 
 
-def _first_layer_specs(model: Any, batch: int, sequence: int) -> Iterator[Spec]:
+def _likely_specs(model: Any, workload: Workload) -> Iterator[Spec]:
     """What the first layer takes, then what the others of the usual kinds would."""
-    tokens = Spec((batch, sequence), True, 1)
-    seen: list[Spec] = []
-    for layer in model.modules():
-        kind = type(layer).__name__
-        if kind.startswith("Embedding"):
-            seen.append(tokens)
-        elif kind == "Linear":
-            seen += [Spec((batch, sequence, layer.in_features), False), Spec((batch, layer.in_features), False)]
-        elif kind in ("Conv1d", "Conv2d", "Conv3d"):
-            size = {"Conv1d": (sequence,), "Conv2d": (IMAGE_SIZE, IMAGE_SIZE), "Conv3d": (FRAMES, 112, 112)}[kind]
-            seen.append(Spec((batch, layer.in_channels, *size), False))
-        if len(seen) > 4:
-            break
-    yield from dict.fromkeys(spec for spec in (*seen, tokens, Spec((batch, CHANNELS, IMAGE_SIZE, IMAGE_SIZE), False)))
+    tokens = Spec((workload.batch, workload.sequence), True, 1)
+    floating = list(first_layer_specs(model, workload.batch, workload.sequence))
+    first = next((layer for layer in model.modules() if type(layer).__name__.startswith(("Embedding", "Linear", "Conv"))), None)
+    starts_with_tokens = first is None or type(first).__name__.startswith("Embedding")
+    image = Spec((workload.batch, CHANNELS, IMAGE_SIZE, IMAGE_SIZE), False)
+    yield from dict.fromkeys([tokens, *floating, image] if starts_with_tokens else [*floating, tokens, image])
 
 
 def _example(example: Any, workload: Workload) -> tuple[tuple[Any, ...], dict[str, Any]]:

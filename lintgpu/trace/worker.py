@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
@@ -23,6 +24,8 @@ from lintgpu.trace.records import Trace, TraceFailure
 from lintgpu.workload import Mode, Workload
 
 IMPORTING, BUILDING, TRACING = "importing", "building", "tracing"
+_AMENDING_SECONDS = 20.0
+"""How long other inputs are tried on a model that takes none of those before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,7 @@ def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace
     workload = workload_from_json(request["workload"])
     complaints: list[str] = []
     told: TraceFailure | None = None
+    give_up = time.monotonic() + _AMENDING_SECONDS
     while True:
         attempt = _Attempt(request, workload, tuple(complaints), progress)
         outcome = attempt.run()
@@ -82,7 +86,8 @@ def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace
         # The first complaint is the one to report, unless the model named an input, got it and complained anew.
         if told is None or attempt.answered_by_name:
             told = outcome
-        if outcome.stage not in ("inputs", "forward") or not attempt.can_amend(outcome.reason):
+        about_inputs = outcome.stage in ("inputs", "forward")
+        if not about_inputs or time.monotonic() > give_up or not attempt.can_amend(outcome.reason):
             return told
         complaints.append(outcome.reason)
 
