@@ -161,7 +161,7 @@ class Memo:
         with recorder.silent():
             inputs = [self._detached(leaf, own) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(inputs, spec)
-        before = Snapshot([module, *(leaf for leaf in inputs if not isinstance(leaf, (torch.Tensor, *_VALUES)))])
+        before = Snapshot([module, *args, *kwargs.values()])
         versions = [leaf._version for leaf in inputs if isinstance(leaf, torch.Tensor)]
         outer, recorder.items = recorder.items, []
         assumptions = dict(recorder.assumptions)

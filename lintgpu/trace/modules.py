@@ -78,13 +78,16 @@ class ModuleStack:
         self.constructors = constructors
         self.stack: list[nn.Module] = []
         self.calls: Any = None
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, list[str]] = {}
         self._sites: dict[int, Site | None] = {}
 
     def name_all(self, root: nn.Module) -> None:
-        """Name every module below `root`, which has to outlive this object, by its first path."""
-        for path, module in root.named_modules():
-            self._paths[id(module)] = path
+        """Name every module below `root`, which has to outlive this object; a shared module has several names."""
+        for path, module in _named(root, "", ()):
+            names = self._paths.setdefault(id(module), [])
+            names.append(path)
+            if len(names) > 1:
+                continue
             parent = path.rpartition(".")[0]
             site = self.constructors.of(module)
             # A deep-copied module never ran __init__: the best known place is its parent's.
@@ -97,14 +100,34 @@ class ModuleStack:
             return None
 
     def path(self, module: nn.Module) -> str:
-        """The path of `module` below the root; of one that the root does not own, the path of its caller."""
-        path = self._paths.get(id(module))
-        if path is not None:
-            return path
-        for outer in reversed(self.stack):
-            if id(outer) in self._paths:
-                return self._paths[id(outer)]
-        return ""
+        """The path of `module` below the root; of one that the root does not own, the path of its caller.
+
+        A shared module goes by its name inside the module that runs it.
+        """
+        names = self._paths.get(id(module), ())
+        if len(names) == 1:
+            return names[0]
+        for depth in range(len(self.stack) - 1, -1, -1):
+            outer = self.stack[depth]
+            if outer is module or id(outer) not in self._paths:
+                continue
+            around = self._paths[id(outer)][0] if len(self._paths[id(outer)]) == 1 else self._path_at(depth)
+            if not names:
+                return around
+            inside = [name for name in names if name.startswith(f"{around}." if around else "")]
+            if inside:
+                return inside[0]
+        return names[0] if names else ""
+
+    def _path_at(self, depth: int) -> str:
+        """The path of a shared module that is on the stack itself."""
+        names = self._paths[id(self.stack[depth])]
+        for outer in reversed(self.stack[:depth]):
+            for around in self._paths.get(id(outer), ()):
+                inside = [name for name in names if name.startswith(f"{around}." if around else "")]
+                if inside:
+                    return inside[0]
+        return names[0]
 
     def site(self, module: nn.Module) -> Site | None:
         """Where `module` was constructed."""
@@ -136,6 +159,15 @@ class ModuleStack:
         finally:
             nn.Module.__call__ = original
             stack.clear()
+
+
+def _named(module: nn.Module, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
+    """Every path to every module, parents first."""
+    yield path, module
+    above = (*above, id(module))
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in above:
+            yield from _named(child, f"{path}.{name}" if path else name, above)
 
 
 def _initialises(frame: FrameType, module: nn.Module) -> bool:

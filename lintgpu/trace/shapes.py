@@ -173,6 +173,61 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: t
     return _empty((a.shape[0], a.shape[1], b.shape[2]), dtype)
 
 
+def _convolution(
+    input_: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int
+) -> Any:
+    dims = weight.dim() - 2
+    if (
+        input_.dim() != dims + 2
+        or input_.dtype != weight.dtype
+        or input_.shape[1] != weight.shape[0 if transposed else 1] * (1 if transposed else groups)
+    ):
+        return NotImplemented
+    stride, padding, dilation, extra = (_each(value, dims) for value in (stride, padding, dilation, output_padding))
+    pixels = []
+    for i in range(dims):
+        reach = dilation[i] * (weight.shape[i + 2] - 1)
+        size = input_.shape[i + 2]
+        pixel = (
+            (size - 1) * stride[i] - 2 * padding[i] + reach + extra[i] + 1
+            if transposed
+            else (size + 2 * padding[i] - reach - 1) // stride[i] + 1
+        )
+        if pixel < 1:
+            return NotImplemented
+        pixels.append(pixel)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    return _image((input_.shape[0], channels, *pixels), input_.dtype, _has_channels_last(input_) or _has_channels_last(weight))
+
+
+def _convolution_backward(gradient: Any, input_: Any, weight: Any, bias_sizes: Any, *rest: Any) -> Any:
+    last = _has_channels_last(input_) or _has_channels_last(weight)
+    wanted = rest[-1]
+    return (
+        _image(input_.shape, input_.dtype, last) if wanted[0] else None,
+        _image(weight.shape, weight.dtype, last) if wanted[1] else None,
+        _empty(bias_sizes or (gradient.shape[1],), gradient.dtype) if wanted[2] else None,
+    )
+
+
+def _each(value: Sequence[int], dims: int) -> Sequence[int]:
+    return value if len(value) == dims else [value[0]] * dims
+
+
+def _has_channels_last(tensor: Any) -> bool:
+    """Whether cuDNN would run the convolution of this operand with the channels innermost."""
+    if tensor.dim() not in (4, 5) or tensor.is_contiguous():
+        return False
+    return bool(tensor.is_contiguous(memory_format=torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d))
+
+
+def _image(shape: Sequence[int], dtype: torch.dtype, channels_last: bool) -> Any:
+    if channels_last and len(shape) in (4, 5):
+        layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        return torch.empty(shape, dtype=dtype, device=META, memory_format=layout)
+    return _empty(shape, dtype)
+
+
 def _statistics(dtype: torch.dtype) -> torch.dtype:
     """Norms keep their statistics in fp32 on a GPU."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
@@ -264,6 +319,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "bmm": _bmm,
     "_int_mm": _int_mm,
     "_grouped_mm": _grouped_mm,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm_backward,
     "_fused_rms_norm": _rms_norm,
