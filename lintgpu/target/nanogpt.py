@@ -196,10 +196,17 @@ def _with_entry(model: _Model, entry: SourceFile, over: SourceFile | None = None
         if name in model.values and placed[1].value is not None and not (same_file and over is None)
     }
     overrides |= {
-        name: (entry, constant) for name, constant in _given(entry.tree, model).items() if name in model.values and name not in overrides
+        name: (entry, constant)
+        for name, constant in _given(_script(entry.tree), model).items()
+        if name in model.values and name not in overrides
     }
     setup = _Setup(model, entry, overrides, named)
     return _from_checkpoint(_from_data(setup))
+
+
+def _script(tree: ast.Module) -> ast.Module:
+    """A file without its classes: how a model makes itself from published weights is no setup of the script."""
+    return ast.Module([node for node in tree.body if not isinstance(node, ast.ClassDef)], [])
 
 
 def _given(tree: ast.Module, model: _Model) -> dict[str, Constant]:

@@ -50,13 +50,14 @@ class _Guess:
         )
 
     def _choices(self, workload: Workload) -> Iterator[tuple[dict[str, Spec], str]]:
-        kinds = list(_likely_specs(self.model, workload))
-        for spec in kinds:
-            yield self._with_targets(spec, workload), ""
+        first, *others = _likely_specs(self.model, workload)
+        yield self._with_targets(first, workload), ""
         for length in (512, 256, 128, 64):
-            if length < workload.sequence and kinds and kinds[0].integer:
+            if length < workload.sequence and first.integer:
                 shorter = Spec((workload.batch, length), True, 1)
                 yield self._with_targets(shorter, workload), f"the model takes no sequence of {workload.sequence}: {length} was traced"
+        for spec in others:
+            yield self._with_targets(spec, workload), ""
 
     def _with_targets(self, main: Spec, workload: Workload) -> dict[str, Spec]:
         specs: dict[str, Spec] = {}
