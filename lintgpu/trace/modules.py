@@ -79,6 +79,8 @@ class ModuleStack:
         self.stack: list[nn.Module] = []
         self.calls: Any = None
         self._paths: dict[int, list[str]] = {}
+        # Holding them keeps their ids from being reused when a model swaps its parts while it runs.
+        self._named: list[nn.Module] = []
         self._sites: dict[int, Site | None] = {}
 
     def name_all(self, root: nn.Module) -> None:
@@ -86,6 +88,7 @@ class ModuleStack:
         for path, module in _named(root, "", ()):
             names = self._paths.setdefault(id(module), [])
             names.append(path)
+            self._named.append(module)
             if len(names) > 1:
                 continue
             parent = path.rpartition(".")[0]
@@ -113,7 +116,9 @@ class ModuleStack:
                 continue
             around = self._paths[id(outer)][0] if len(self._paths[id(outer)]) == 1 else self._path_at(depth)
             if not names:
-                return around
+                # Put there after the model was built, or owned by nobody.
+                held = next((name for name, child in outer._modules.items() if child is module), None)
+                return around if held is None else f"{around}.{held}" if around else held
             inside = [name for name in names if name.startswith(f"{around}." if around else "")]
             if inside:
                 return inside[0]

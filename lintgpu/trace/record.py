@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -102,6 +104,7 @@ class _Step:
 
     def _run_once(self, memoise: bool) -> None:
         random.seed(0)
+        _clear_caches(self.model)
         recorder = self.recorder
         with _stage("inputs"), recorder.silent(), default_dtype(self.dtype), recorder.modules.running():
             args, kwargs = self.built.make_inputs()
@@ -160,6 +163,17 @@ class _Step:
         )
 
 
+def _clear_caches(model: nn.Module) -> None:
+    """Empty the function caches of the model's own modules: tensors that an earlier trace left there hold no values any more."""
+    names = {type(module).__module__ for module in model.modules()}
+    for name in names:
+        if name.startswith("torch."):
+            continue
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            if isinstance(value, functools._lru_cache_wrapper):
+                value.cache_clear()
+
+
 def _complaint(error: TraceError) -> str:
     """All that the model said, for the maker of its inputs to read."""
     return str(error.__cause__) if error.__cause__ is not None else error.reason
@@ -212,8 +226,6 @@ def _parameters(model: nn.Module) -> Parameters:
 
 
 def _versions(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    import sys
-
     names = dict.fromkeys(["torch", type(model).__module__.partition(".")[0]])
     found = ((name, getattr(sys.modules.get(name), "__version__", "")) for name in names)
     return tuple((name, str(version)) for name, version in found if version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ class OneHotExperts(LoopedExperts):
         mask = F.one_hot(picks, num_classes=len(self.experts)).permute(2, 1, 0)
         out = x.new_zeros(x.shape[0], 32)
         for number, expert in enumerate(self.experts):
-            slot, token = torch.where(mask[number])
+            token = torch.where(mask[number])[1]
             out.index_add_(0, token, expert(x[token]))
         return out
 
@@ -284,7 +285,7 @@ def test_constructor_and_call_are_told_apart(own: Trace, gemms: Gemms) -> None:
     (op,) = [op for op in gemms(own, FORWARD) if op.module == "h.*.attn.c_attn"]
     assert op.constructor_site is not None
     assert op.call_site is not None
-    lines = open(__file__).read().splitlines()
+    lines = Path(__file__).read_text().splitlines()
     assert "self.c_attn = nn.Linear(" in lines[op.constructor_site.line - 1]
     assert "self.c_attn(x)" in lines[op.call_site.line - 1]
     assert op.constructor_site.path == __file__
@@ -493,7 +494,7 @@ def test_a_failure_says_the_stage_and_the_line(trace_model: TraceModel) -> None:
     failure = caught.value.failure
     assert failure.stage == "forward"
     assert failure.path == __file__
-    assert "parts[" in open(__file__).read().splitlines()[failure.line - 1]
+    assert "parts[" in Path(__file__).read_text().splitlines()[failure.line - 1]
     assert failure.error_type == "RuntimeError"
 
 
