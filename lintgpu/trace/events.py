@@ -74,7 +74,7 @@ def fold(items: Iterable[Event | Replay]) -> tuple[Op, ...]:
         key = (
             event.kind, event.name, event.phase, event.dtype, event.bytes_read, event.bytes_written, event.shape, event.gemm,
             event.attention, event.conv, event.assumed, event.place.module_class, event.place.call_site, event.place.constructor_site,
-            tuple(STAR if _is_number(part) else part for part in path),
+            _starred(path),
         )  # fmt: skip
         known = folded.get(key)
         if known is None:
@@ -92,17 +92,19 @@ def expand(items: Iterable[Event | Replay]) -> Iterator[tuple[Event, Path, int]]
 
 def _expand(items: Iterable[Event | Replay], depth: int, prefix: Path, count: int) -> Iterator[tuple[Event, Path, int]]:
     """`prefix` replaces the first `depth` parts of each path."""
-    replays: dict[int, tuple[Block, list[str], list[int]]] = {}
-    order: list[Event | int] = []
+    replays: dict[tuple[object, ...], tuple[Block, list[str], list[int]]] = {}
+    order: list[Event | tuple[object, ...]] = []
     for item in items:
         if isinstance(item, Event):
             order.append(item)
             continue
         at = list(prefix + item.path[depth:])
-        known = replays.get(id(item.block))
+        # Alike blocks of two containers keep their two paths.
+        key = (id(item.block), _starred(at))
+        known = replays.get(key)
         if known is None:
-            replays[id(item.block)] = (item.block, at, [count])
-            order.append(id(item.block))
+            replays[key] = (item.block, at, [count])
+            order.append(key)
         else:
             _merge(known[1], tuple(at))
             known[2][0] += count
@@ -114,6 +116,10 @@ def _expand(items: Iterable[Event | Replay], depth: int, prefix: Path, count: in
         else:
             block, at, times = replays[entry]
             yield from _expand(block.items, len(block.path), tuple(at), times[0])
+
+
+def _starred(path: Iterable[str]) -> Path:
+    return tuple(STAR if _is_number(part) else part for part in path)
 
 
 def _merge(path: list[str], other: Path) -> None:

@@ -97,7 +97,7 @@ class Memo:
         """`autocast` is what else a run depends on: it casts each weight once."""
         self._recorder = recorder
         self._autocast = autocast
-        self._kinds = alike(root, recorder.shadows)
+        self._kinds = alike(root, recorder.shadows, recorder.modules.site)
         self._runs: dict[Hashable, _Run] = {}
         self._unsafe: set[int] = set()
 

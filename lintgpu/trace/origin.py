@@ -196,12 +196,19 @@ def _note_inexact(left: object, right: object) -> None:
         _inexact.append(text)
 
 
+def _unsupported(left: Any, right: Any) -> Any:
+    return NotImplemented
+
+
 def _binary(base: type, name: str, symbol: str, reflected: bool) -> Callable[[Any, Any], Any]:
     plain = getattr(base, f"__{'r' if reflected else ''}{name}__")
     divides = name in ("floordiv", "mod")
 
     def method(self: Any, other: Any) -> Any:
         result = plain(self, other)
+        if result is NotImplemented and base is int and isinstance(other, float):
+            # int leaves arithmetic with floats to float, which would answer with a plain one.
+            result = getattr(float, f"__{'r' if reflected else ''}{name}__", _unsupported)(float(self), other)
         if result is NotImplemented:
             return result
         left, right = (other, self) if reflected else (self, other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import random
 import sys
 import time
@@ -103,7 +104,7 @@ class _Step:
                 self.recorder.restart()
 
     def _run_once(self, memoise: bool) -> None:
-        random.seed(0)
+        _seed()
         _clear_caches(self.model)
         recorder = self.recorder
         with _stage("inputs"), recorder.silent(), default_dtype(self.dtype), recorder.modules.running():
@@ -163,15 +164,25 @@ class _Step:
         )
 
 
+def _seed() -> None:
+    """Random choices in Python code (layer drop, masked spans) come out alike each time."""
+    random.seed(0)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(0)
+
+
 def _clear_caches(model: nn.Module) -> None:
-    """Empty the function caches of the model's own modules: tensors that an earlier trace left there hold no values any more."""
-    names = {type(module).__module__ for module in model.modules()}
-    for name in names:
-        if name.startswith("torch."):
-            continue
-        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
-            if isinstance(value, functools._lru_cache_wrapper):
-                value.cache_clear()
+    """Empty the caches of the model's own functions and methods: tensors that an earlier trace left there hold no values any more."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")}
+    homes = [sys.modules[name] for name in {kind.__module__ for kind in kinds} if name in sys.modules]
+    for owner in (*kinds, *homes):
+        for value in list(vars(owner).values()):
+            value = getattr(value, "__func__", value)
+            cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()] if inspect.isfunction(value) else []
+            for cached in (value, *cells):
+                if isinstance(cached, functools._lru_cache_wrapper):
+                    cached.cache_clear()
 
 
 def _complaint(error: TraceError) -> str:

@@ -10,12 +10,13 @@ import ctypes
 import enum
 import types
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from lintgpu.trace.records import Site
 from lintgpu.trace.shadow import Shadows, unmoded
 
 _PLAIN = (str, bytes, bool, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
@@ -27,9 +28,12 @@ Columns = list[int]
 """The ints of a module tree in a fixed order; which of them are positions shows only in comparison with its siblings."""
 
 
-def alike(root: nn.Module, shadows: Shadows) -> dict[int, int]:
-    """id(module) -> number of its class of alike siblings, for each child of a container that has any."""
-    reader = _Reader(shadows)
+def alike(root: nn.Module, shadows: Shadows, site_of: Callable[[nn.Module], Site | None]) -> dict[int, int]:
+    """id(module) -> number of its class of alike siblings, for each child of a container that has any.
+
+    `site_of` says where a module was constructed: blocks of different places are never alike.
+    """
+    reader = _Reader(shadows, site_of)
     classes: dict[Hashable, int] = {}
     found: dict[int, int] = {}
     for container in root.modules():
@@ -70,8 +74,9 @@ def _not_positions(positions: list[int], rows: list[Columns]) -> Iterator[int]:
 class _Reader:
     """Turns values into hashable signatures, modules into interned numbers."""
 
-    def __init__(self, shadows: Shadows) -> None:
+    def __init__(self, shadows: Shadows, site_of: Callable[[nn.Module], Site | None]) -> None:
         self._shadows = shadows
+        self._site_of = site_of
         self._numbers: dict[Hashable, int] = {}
 
     def module(self, module: nn.Module, columns: Columns) -> int:
@@ -84,7 +89,7 @@ class _Reader:
             if tensor is not None
         )
         children = tuple((name, self.module(child, columns)) for name, child in module._modules.items() if child is not None)
-        signature = (type(module), attributes, tensors, children)
+        signature = (type(module), self._site_of(module), attributes, tensors, children)
         return self._numbers.setdefault(signature, len(self._numbers))
 
     def tensor(self, tensor: torch.Tensor) -> Hashable:

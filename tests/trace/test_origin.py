@@ -24,9 +24,10 @@ def programs(draw: st.DrawFn) -> str:
     text = draw(st.sampled_from(["a", "b"]))
     for _ in range(draw(st.integers(0, 5))):
         if draw(st.booleans()):
-            other = draw(st.sampled_from(["a", "b", "2", "3", "64"]))
+            other = draw(st.sampled_from(["a", "b", "2", "3", "64", "0.5", "4.0"]))
             operator = draw(st.sampled_from(BINARY))
-            left, right = (text, other) if draw(st.booleans()) else (other, text)
+            # A plain float on the left answers by itself: Python does not ask the int on its right.
+            left, right = (text, other) if "." in other or draw(st.booleans()) else (other, text)
             text = f"({left} {operator} {right})"
         else:
             text = draw(st.sampled_from(UNARY)).format(text)
@@ -63,6 +64,7 @@ def test_expressions_are_readable() -> None:
     assert expression(hidden // heads) == "({hidden_size}//{num_attention_heads})"
     assert expression(max(hidden, 12)) == "{hidden_size}"
     assert expression(TracingInt(hidden * 8 / 3)) == "int((({hidden_size}*8)/3))"
+    assert expression(TracingInt(hidden * 4.0)) == "int(({hidden_size}*4.0))"
     assert knobs("({a.b}*({c}+{a.b}))") == ("a.b", "c")
 
 
