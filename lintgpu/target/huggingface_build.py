@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lintgpu.target.base import Built
@@ -23,6 +23,8 @@ _HEADS = (
     "OBJECT_DETECTION", "UNIVERSAL_SEGMENTATION", "INSTANCE_SEGMENTATION", "SEMANTIC_SEGMENTATION", "IMAGE_CLASSIFICATION",
     "DEPTH_ESTIMATION", "AUDIO_CLASSIFICATION", "PRETRAINING",
 )  # fmt: skip
+_MOST_CLASSES = 5
+"""How many classes of a config that names none are tried."""
 # Keys that steer loading or generation, not the architecture.
 _DROPPED = ("quantization_config", "auto_map", "architectures", "gradient_checkpointing", "_name_or_path", "model_type")
 
@@ -38,13 +40,13 @@ def build(data: Mapping[str, Any], workload: Workload, changes: Mapping[str, int
         transformers = _transformers()
         kind, config_kind, values = _classes(transformers, with_changes(data, changes))
         config = _config(config_kind, values, changes)
-        kind = kind or _natural_class(transformers, config)
+        kinds = [kind] if kind is not None else _natural_classes(transformers, config)
     assumptions: list[str] = []
     if data.get("quantization_config"):
         assumptions.append("the weights are traced in the compute precision: the config's quantisation is left out")
     _settle(config)
     # The recorder has made the model's dtype the default and meta the device; transformers wants the dtype said again.
-    model = _instance(kind, config, torch.get_default_dtype(), values, assumptions)
+    model = _first_that_builds(kinds, config, torch.get_default_dtype(), values, assumptions)
     return inputs.for_transformers(model, config, workload, assumptions)
 
 
@@ -110,7 +112,7 @@ def _named_class(transformers: Any, values: Mapping[str, Any]) -> Any | None:
     for name in names:
         with contextlib.suppress(AttributeError):
             kind = getattr(transformers, name)
-            if "dummy_" in getattr(kind, "__module__", ""):
+            if _is_placeholder(kind):
                 raise BuildError(f"{name} {_needs(kind)}", stage="environment")
             if hasattr(kind, "config_class") and kind.config_class is not None:
                 return kind
@@ -201,22 +203,46 @@ def _name_nested_defaults(config: Any, values: Mapping[str, Any], path: Path, ch
         _name_nested_defaults(nested, stated if isinstance(stated, dict) else {}, (*path, key), changes)
 
 
-def _natural_class(transformers: Any, config: Any) -> Any:
+def _natural_classes(transformers: Any, config: Any) -> list[Any]:
+    """The model classes of a config that names none, the one it is usually used with first."""
     modeling = importlib.import_module("transformers.models.auto.modeling_auto")
     mappings = {name: value for name, value in vars(modeling).items() if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")}
+    found: dict[str, Any] = {}
     for name in _heads(config, mappings):
-        found = mappings[name].get(config.model_type)
-        class_name = found[0] if isinstance(found, (tuple, list)) else found
-        kind = getattr(transformers, class_name, None) if class_name else None
-        if kind is not None and "dummy_" in kind.__module__:
-            raise BuildError(f"{class_name} {_needs(kind)}", stage="environment")
-        if kind is not None:
-            return kind
-    kind = _class_of_module(config)
-    if kind is None:
+        entry = mappings[name].get(config.model_type)
+        class_name = entry[0] if isinstance(entry, (tuple, list)) else entry
+        if class_name and class_name not in found and len(found) < _MOST_CLASSES:
+            found[class_name] = getattr(transformers, class_name, None)
+    kinds = [kind for kind in found.values() if kind is not None and not _is_placeholder(kind)]
+    if not kinds and any(kind is not None for kind in found.values()):
+        name, kind = next((name, kind) for name, kind in found.items() if kind is not None)
+        raise BuildError(f"{name} {_needs(kind)}", stage="environment")
+    kinds = kinds or [kind for kind in [_class_of_module(config)] if kind is not None]
+    if not kinds:
         reason = f"transformers {transformers.__version__} has the config of {config.model_type!r} but no model class for it"
         raise BuildError(reason, "name the class in architectures", stage="config")
-    return kind
+    return kinds
+
+
+def _is_placeholder(kind: Any) -> bool:
+    """Whether a class only stands for one whose package is missing."""
+    return "dummy_" in getattr(kind, "__module__", "")
+
+
+def _first_that_builds(kinds: Sequence[Any], config: Any, dtype: Any, values: Mapping[str, Any], assumptions: list[str]) -> Any:
+    """The model of the first class that this config can build; the first class's own reason where none can."""
+    first: TraceError | None = None
+    for kind in kinds:
+        try:
+            model = _instance(kind, config, dtype, values, assumptions)
+        except TraceError as error:
+            first = first or error
+            continue
+        if first is not None:
+            assumptions.append(f"{kinds[0].__name__} cannot be built of this config ({first.reason[:100]}): {kind.__name__} was")
+        return model
+    assert first is not None
+    raise first
 
 
 def _heads(config: Any, mappings: Mapping[str, Any]) -> list[str]:
@@ -265,6 +291,11 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 def _instance(kind: Any, config: Any, dtype: Any, values: Mapping[str, Any], assumptions: list[str]) -> Any:
+    forward = getattr(kind, "forward", None)
+    if forward is None or forward.__name__ == "_forward_unimplemented":
+        raise BuildError(
+            f"{kind.__name__} has no forward of its own: it is used through other methods", "name one of its parts in architectures"
+        )
     asked = values.get("_attn_implementation") or values.get("attn_implementation")
     # flash_attention_2 needs its package and a GPU; SDPA is the same attention to the cost model. eager is another matter.
     attention = "eager" if asked == "eager" else "sdpa"

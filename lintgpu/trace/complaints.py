@@ -1,4 +1,7 @@
-"""Read from a model's error message which shape it wanted instead."""
+"""Read from a model's error message which shape it wanted instead.
+
+A complaint is the error's message, with the line of code that raised it on a second line.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ def reshaped(message: str, specs: Specs, sizes: Sizes) -> Iterator[dict[str, Spe
         if match is None:
             continue
         numbers = tuple(int(group) for group in match.groups() if group is not None and re.fullmatch(r"-?\d+", group))
-        for name, spec in specs.items():
-            for shape in shapes(spec.shape, numbers, match.group(1)) if not spec.integer else ():
+        floating = {name: spec for name, spec in specs.items() if spec.floating}
+        # The input that has a dim which the message speaks of is the likeliest to be meant.
+        for name, spec in sorted(floating.items(), key=lambda item: item[1].shape[-1] not in numbers):
+            for shape in shapes(spec.shape, numbers, match.group(1)):
                 yield {**specs, name: replace(spec, shape=shape)}
     stated = re.search(r"of shape `?(\([a-z_]+,[^)]*\))", message)
     for name, spec in specs.items() if stated else ():
@@ -42,8 +47,13 @@ def _last_dim(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Sha
 
 
 def _normalized(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
-    yield (*shape[:-1], numbers[0])
-    yield (shape[0], _ROWS, numbers[0])
+    """A norm over `numbers[0]` values met rows of `numbers[1]`."""
+    wanted, had = numbers[:2]
+    if shape[-1] == had:
+        yield (*shape[:-1], wanted)
+    if len(shape) > 2 and shape[1] == had:
+        yield (shape[0], wanted, *shape[2:])
+    yield (shape[0], _ROWS, wanted)
 
 
 def _flattened(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
@@ -64,9 +74,27 @@ def _rank(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
         yield (*shape[: wanted - 1], math.prod(shape[wanted - 1 :]))
 
 
+def _broadcast(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
+    """Something made of the model's own sizes met a dim of the input."""
+    wanted, at = numbers[:2]
+    if -len(shape) < at < 0:
+        yield (*shape[:at], wanted, *shape[len(shape) + at + 1 :])
+
+
 def _image(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
     if len(shape) >= 4:
         yield (*shape[:-2], *numbers[:2])
+
+
+def _larger(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
+    if len(shape) >= 4:
+        yield (*shape[:-2], 4 * shape[-2], 4 * shape[-1])
+
+
+def _instead(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
+    had, wanted = numbers[:2]
+    if had in shape[1:]:
+        yield (shape[0], *(wanted if dim == had else dim for dim in shape[1:]))
 
 
 def _multiple(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Shape]:
@@ -78,9 +106,12 @@ def _multiple(shape: Shape, numbers: tuple[int, ...], text: str) -> Iterator[Sha
 _PATTERNS: tuple[tuple[str, Callable[[Shape, tuple[int, ...], str], Iterator[Shape]]], ...] = (
     (r"same reduction dim, but got \[(\d+), (\d+)\] X \[(\d+), \d+\]", _last_dim),
     (r"shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x\d+\)", _last_dim),
-    (r"normalized_shape=\[(\d+)\]", _normalized),
+    (r"normalized_shape=\[(\d+)\].*got input of size \S*?\[(?:\d+, )*(\d+)\]", _normalized),
     (r"shape '\[([^\]]*)\]' is invalid for input of size \d+", _flattened),
     (r"values to unpack \(expected (\d+)", _rank),
+    (r"broadcast a dimension of length (\d+) at (-\d+)", _broadcast),
     (r"doesn't match model \((\d+)\*(\d+)\)", _image),
+    (r"[Ii]mage size (\S+) is too small", _larger),
+    (r"length \((\d+)\) doesn't match model configuration \((\d+)\)", _instead),
     (r"length (\d+) is not a multiple of (\d+)", _multiple),
 )

@@ -109,14 +109,17 @@ def documented_shapes(docstring: str) -> dict[str, str]:
     return shapes
 
 
-def by_name(name: str, sizes: Sizes, token: int, patched: bool = False) -> Iterator[Spec]:
-    """The specs that a parameter's name suggests, likeliest first. `patched`: images come as rows of patches with their grid."""
+def by_name(name: str, sizes: Sizes, token: int, patched: str = "") -> Iterator[Spec]:
+    """The specs that a parameter's name suggests, likeliest first.
+
+    `patched` says that images come as patches beside their grid: "rows" of all images together, or "batches" of each image's.
+    """
     batch, sequence, image = sizes.batch, sizes.sequence, (sizes.channels, sizes.height, sizes.width)
     for pattern, specs in _names(sizes, token):
         if re.fullmatch(pattern, name):
             if patched and re.fullmatch(r"pixel_values(_videos)?|hidden_states|patch_embeds", name):
-                yield Spec((batch * GRID * GRID, sizes.patch), False)
-                yield Spec((batch, GRID * GRID, sizes.patch), False)
+                rows, batches = Spec((batch * GRID * GRID, sizes.patch), False), Spec((batch, GRID * GRID, sizes.patch), False)
+                yield from (rows, batches) if patched == "rows" else (batches, rows)
             yield from specs
             return
     if re.fullmatch(r"\w*(ids?|index|indices|lengths?|tokens?|codes?)", name):

@@ -30,14 +30,16 @@ _OTHER_LENGTHS = (512, 4096, 64, 1024, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The inputs to try now, and where the search for better ones starts from."""
+    """The inputs to try now, and what to try after them."""
 
     specs: Specs
     base: Specs
-    """The last inputs that a complaint's own words led to; guesses go out from here."""
+    """The inputs that the model has asked for by name so far; guesses go out from here."""
+    waiting: tuple[Specs, ...] = ()
+    """Other inputs that complaints have suggested, likeliest first."""
     tried: frozenset[frozenset[tuple[str, Spec]]] = frozenset()
-    by_name: bool = False
-    """The model's words led to these inputs."""
+    asked_for: bool = False
+    """The model named the newest input."""
 
 
 def for_transformers(model: Any, config: Any, workload: Workload, assumptions: Sequence[str] = ()) -> Built:
@@ -56,14 +58,17 @@ class _Maker:
         self.signature = inspect.signature(model.forward).parameters
         self.documented = documented_shapes(inspect.getdoc(model.forward) or "")
         self.token = ordinary_token(config, self.sizes)
-        self.patched = any(re.fullmatch(r"(image_)?grid_(thw|hws?)|spatial_shapes|tgt_sizes", name) for name in self.signature)
+        self.patched = ""
+        if any(re.fullmatch(r"(image_)?grid_(thw|hws?)|tgt_sizes", name) for name in self.signature):
+            self.patched = "rows"
+        if any(name in self.signature for name in ("spatial_shapes", "pixel_attention_mask", "pixel_position_ids")):
+            self.patched = "batches"
 
     def first(self) -> dict[str, Spec]:
         """The main input, whatever has no default, the decoder's tokens of an encoder-decoder, and labels in training."""
         names: list[str] = []
         main = getattr(self.model, "main_input_name", "")
-        if main in self.signature:
-            names.append(main)
+        names += [name for name in (main if isinstance(main, (list, tuple)) else (main,)) if name in self.signature]
         for name, parameter in self.signature.items():
             needed = parameter.default is inspect.Parameter.empty and parameter.kind in (
                 inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -95,7 +100,7 @@ class _Maker:
             return self.built(better, assumptions) if better is not None else None
 
         loss = _loss_of if "labels" in request.specs else None
-        return Built(self.model, make, loss, (*assumptions, *self._said(request)), {"amend": amend, "by_name": request.by_name})
+        return Built(self.model, make, loss, (*assumptions, *self._said(request)), {"amend": amend, "by_name": request.asked_for})
 
     def _said(self, request: Request) -> Iterator[str]:
         missing = [name for name in _MAIN_INPUTS[1:-1] if name in self.signature and name not in request.specs]
@@ -118,18 +123,19 @@ class _Maker:
         return list(distinct.values())
 
     def amended(self, request: Request, message: str) -> Request | None:
-        """Other inputs: what the message asks for, else a guess; None when there is nothing left to try."""
+        """Other inputs: what the message asks for, else what it or an earlier one suggests, else a guess; None with nothing left to try."""
         tried = request.tried | {frozenset(request.specs.items())}
         if len(tried) > _MAX_AMENDMENTS:
             return None
-        for specs in (*self._named(request.specs, message), *reshaped(message, request.specs, self.sizes)):
+        named = tuple(self._named(request.specs, message))
+        waiting = (*named, *request.waiting, *reshaped(message, request.specs, self.sizes))
+        for index, specs in enumerate(waiting):
             if frozenset(specs.items()) not in tried:
-                # What a guess led to may be a blind alley; the way back stays open.
-                certain = request.specs == request.base
-                return Request(specs, specs if certain else request.base, tried, certain)
-        for specs in self._guesses(request.base, "NoneType" in message):
+                asked_for = specs in named
+                return Request(specs, specs if asked_for else request.base, waiting[index + 1 :], tried, asked_for)
+        for specs in self._guesses(request.base, "None" in message):
             if frozenset(specs.items()) not in tried:
-                return Request(specs, request.base, tried)
+                return Request(specs, request.base, (), tried)
         return None
 
     def _named(self, specs: Specs, message: str) -> Iterator[dict[str, Spec]]:
@@ -139,8 +145,10 @@ class _Maker:
             names = [name for name in re.findall(r"'(\w+)'", missing.group(1)) if name in self.signature and name not in specs]
             if names:
                 yield {**specs, **{name: self.candidates(name)[0] for name in names}}
+        # The line of code tells what is missing only where something is None; else it names inputs that are there.
+        text = message if "None" in message else message.partition("\n")[0]
         for name in self.signature:
-            if name not in specs and not _NOT_INPUTS.match(name) and re.search(rf"\b{re.escape(name)}\b", message):
+            if name not in specs and not _NOT_INPUTS.match(name) and re.search(rf"(?<!\.)\b{re.escape(name)}\b", text):
                 yield {**specs, name: self.candidates(name)[0]}
 
     def _guesses(self, base: Specs, something_missing: bool) -> Iterator[dict[str, Spec]]:

@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import importlib
 import json
+import linecache
 import os
 import sys
 import time
@@ -24,7 +25,7 @@ from lintgpu.trace.records import Trace, TraceFailure
 from lintgpu.workload import Mode, Workload
 
 IMPORTING, BUILDING, TRACING = "importing", "building", "tracing"
-_AMENDING_SECONDS = 20.0
+_AMENDING_SECONDS = 15.0
 """How long other inputs are tried on a model that takes none of those before."""
 
 
@@ -87,9 +88,10 @@ def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace
         if told is None or attempt.answered_by_name:
             told = outcome
         about_inputs = outcome.stage in ("inputs", "forward")
-        if not about_inputs or time.monotonic() > give_up or not attempt.can_amend(outcome.reason):
+        complaint = f"{outcome.reason}\n{linecache.getline(outcome.path, outcome.line).strip()}"
+        if not about_inputs or time.monotonic() > give_up or not attempt.can_amend(complaint):
             return told
-        complaints.append(outcome.reason)
+        complaints.append(complaint)
 
 
 class _Attempt:
