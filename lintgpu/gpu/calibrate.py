@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rows", type=Path, required=True, help="folder for the measured rows")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--min-us", type=float, default=0.0, help="leave out shapes estimated to take less")
     parser.add_argument("--dry-run", action="store_true", help="small shapes on the CPU's clock: exercises the code without a GPU")
     options = parser.parse_args()
     started = time.monotonic()
@@ -149,6 +150,8 @@ def main() -> None:
         print(f"{time.monotonic() - started:7.1f} s: {len(rows)} rows, {busy:.2f} s of kernels", file=sys.stderr, flush=True)
 
     def keep(shape: Shape) -> bool:
+        if estimate_us(shape) < options.min_us:
+            return False
         return not options.dry_run or (shape.batch * shape.m * shape.n * shape.k < 1e7 and shape.dtype in ("bf16", "fp32", "tf32"))
 
     with clock_log(options.rows / "clocks.csv"):

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from lintgpu.gpu import attention as attention_model
 from lintgpu.gpu.costs import MATH, MEMORY, OpCost
 from lintgpu.gpu.gemm import GemmTimes, gemm_times
 from lintgpu.gpu.gemms import DTYPES, Gemms, gemms_of
-from lintgpu.gpu.memory import transfer_us
+from lintgpu.gpu.memory import memory_us
 from lintgpu.gpu.profiles import Profile
 from lintgpu.trace.records import Op
 from lintgpu.workload import Workload
 
 LATENCY = "latency"
 _LATENCY_WAVES = 0.5
+_LATENCY_US = 3.0
 _MEMORY_BAND = (0.8, 1.25)
 _ATTENTION_BAND = (0.75, 1.35)
 
@@ -89,13 +87,8 @@ def _attention_cost(op: Op, profile: Profile) -> OpCost:
 
 
 def _memory_costs(ops: Sequence[Op], profile: Profile) -> list[OpCost]:
-    if not ops:
-        return []
-    moved = np.array([op.bytes_read + op.bytes_written for op in ops], dtype=np.float64)
-    times = transfer_us(np.array([op.kind for op in ops]), moved, profile)
     low, high = _MEMORY_BAND
-    costs = [
-        OpCost(float(t), float(t) * low, float(t) * high, MEMORY, kernel=op.kind, basis=profile.basis)
-        for op, t in zip(ops, times, strict=True)
+    return [
+        OpCost(float(us), float(us) * low, float(us) * high, LATENCY if us < _LATENCY_US else MEMORY, kernel=op.kind, basis=profile.basis)
+        for op, us in zip(ops, memory_us(ops, profile), strict=True)
     ]
-    return [replace(cost, bound=LATENCY) if op.kind == "view" or cost.us < 3.0 else cost for op, cost in zip(ops, costs, strict=True)]

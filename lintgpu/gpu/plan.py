@@ -69,6 +69,8 @@ def _linear(rng: random.Random, dtype: str) -> list[Shape]:
 
 
 def _weight(rng: random.Random) -> tuple[int, int]:
+    if rng.random() < 0.3:
+        return _near_round(rng), _near_round(rng) if rng.random() < 0.6 else rng.choice(_HIDDEN)
     hidden = rng.choice(_HIDDEN) if rng.random() < 0.75 else _random_size(rng, 48, 10000)
     kind = rng.random()
     if kind < 0.30:
@@ -91,6 +93,12 @@ def _weight(rng: random.Random) -> tuple[int, int]:
     return _random_size(rng, 16, 20000), _random_size(rng, 16, 20000)
 
 
+def _near_round(rng: random.Random) -> int:
+    """A size just off a round one: the sizes whose padding is in question."""
+    around = 64 * max(1, int(2 ** rng.uniform(0, 7.3)))
+    return around + rng.choice((-30, -10, -6, -4, -2, -2, -1, 1, 2, 2, 4, 6, 8, 10, 22))
+
+
 def _random_size(rng: random.Random, low: int, high: int) -> int:
     grain = rng.choice((1, 1, 2, 4, 8, 8, 16, 32, 64, 128))
     return max(grain, int(low * (high / low) ** rng.random()) // grain * grain)
@@ -102,7 +110,7 @@ def _variants(rng: random.Random, out: int, inputs: int, tokens: int) -> list[tu
     for multiple in (8, 64, 128):
         padded_out, padded_in = -(-out // multiple) * multiple, -(-inputs // multiple) * multiple
         found += [(padded_out, inputs, tokens), (out, padded_in, tokens), (padded_out, padded_in, tokens)]
-    if rng.random() < 0.7:
+    if rng.random() < (0.7 if out % 64 == 0 else 0.2):
         found += [(out + d, inputs, tokens) for d in rng.sample((-128, -64, 64, 128, 256), 3) if out + d > 0]
     if rng.random() < 0.25:
         found += [(out, inputs + d, tokens) for d in rng.sample((-128, -64, 64, 128, 256), 3) if inputs + d > 0]
