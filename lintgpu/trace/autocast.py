@@ -8,12 +8,11 @@ the policies are those of ATen/autocast_mode.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 _KEY_NAME = "AutocastIPU"
 _KEY = getattr(torch._C.DispatchKey, _KEY_NAME)
@@ -74,17 +73,17 @@ class Autocast:
         finally:
             self._exit(before)
 
-    def state(self, module: nn.Module) -> Hashable:
-        """What a run of `module` depends on; None where some of its weights have been cast before."""
-        if self._casts and any(id(parameter) in self._casts for parameter in module.parameters()):
+    def state(self, weights: Sequence[torch.Tensor]) -> Hashable:
+        """What a run of a module with these weights depends on; None where some of them have been cast before."""
+        if self._casts and any(id(weight) in self._casts for weight in weights):
             return None
         return self.enabled, self.dtype
 
-    def ran(self, module: nn.Module, model: nn.Module) -> None:
-        """`module` ran as `model` did: its weights have been cast where those of `model` were."""
-        if module is model or not self._casts:
+    def ran(self, weights: Sequence[torch.Tensor], model: Sequence[torch.Tensor]) -> None:
+        """A module ran as one with the weights `model` did: its own have been cast where those were."""
+        if not self._casts:
             return
-        for parameter, other in zip(module.parameters(), model.parameters(), strict=False):
+        for parameter, other in zip(weights, model, strict=True):
             if id(other) in self._casts:
                 self._casts.setdefault(id(parameter), (parameter, None))
 

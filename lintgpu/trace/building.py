@@ -17,6 +17,8 @@ from lintgpu.trace.functions import Functions
 from lintgpu.trace.modules import ConstructorSites
 from lintgpu.trace.origin import TracingInt, collect_inexact, expression
 from lintgpu.trace.recorder import Recorder
+from lintgpu.trace.shadow import unmoded
+from lintgpu.trace.shapes import META
 from lintgpu.trace.substitutes import without_compilers
 from lintgpu.trace.weights import Origins
 
@@ -81,9 +83,15 @@ class _Factories(TorchFunctionMode):  # type: ignore[misc]
         self._provenance = provenance
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is torch.empty and "out" not in kwargs:
+            # Most parameters are made this way; there are no values to follow.
+            with unmoded():
+                output = func(*args, **{**kwargs, "device": META, "pin_memory": False})
+        else:
+            output = func(*args, **kwargs)
         if func in _FACTORIES:
-            size = (kwargs or {}).get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
+            size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
             origins = tuple(expression(dim) for dim in size if isinstance(dim, int))
             if any(origins) and len(origins) == output.dim():
                 storage = output.untyped_storage()

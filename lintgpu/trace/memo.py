@@ -100,13 +100,17 @@ class Memo:
         self._kinds = alike(root, recorder.shadows, recorder.modules.site)
         self._runs: dict[Hashable, _Run] = {}
         self._unsafe: set[int] = set()
+        self._parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
 
     def call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run `module`, or note that it ran as one before it did."""
         kind = self._kinds.get(id(module))
-        if kind is None or kind in self._unsafe or _has_hooks(module):
+        if kind is None or kind in self._unsafe:
             return original(module, *args, **kwargs)
-        casts = self._autocast.state(module)
+        modules, parameters = self._parts_of(module)
+        if _have_hooks(modules):
+            return original(module, *args, **kwargs)
+        casts = self._autocast.state(parameters)
         if casts is None:
             return original(module, *args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
@@ -119,6 +123,13 @@ class Memo:
                 self._unsafe.add(kind)
                 return original(module, *args, **kwargs)
         return self._replay(run, module, leaves)
+
+    def _parts_of(self, module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
+        """The modules and the parameters of a block."""
+        parts = self._parts.get(id(module))
+        if parts is None:
+            parts = self._parts[id(module)] = (list(module.modules()), list(module.parameters()))
+        return parts
 
     # -- keys
 
@@ -208,7 +219,7 @@ class Memo:
             else:
                 raise _Unsafe
         detached = {id(leaf): leaf for leaf in inputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_leaf}
-        leaves = [*detached.values(), *(p for p in module.parameters() if p.requires_grad and id(p) not in detached)]
+        leaves = [*detached.values(), *(p for p in self._parts_of(module)[1] if p.requires_grad and id(p) not in detached)]
         tainted = self._recorder.tainted
         assumed = [r.tensor is not None and storage_id(r.tensor) in tainted for r in results]
         run = _Run(module, block, spec, results, leaves, assumed, [inputs, originals])
@@ -222,7 +233,8 @@ class Memo:
         recorder = self._recorder
         path = recorder.modules.path(module)
         recorder.items.append(Replay(run.block, split(path)))
-        self._autocast.ran(module, run.module)
+        if module is not run.module:
+            self._autocast.ran(self._parts_of(module)[1], self._parts_of(run.module)[1])
         fresh = iter(self._differentiable(run, module, path, leaves))
         output: list[Any] = []
         for result, assumed in zip(run.results, run.assumed, strict=True):
@@ -242,7 +254,7 @@ class Memo:
         if not run.differentiable:
             return ()
         inputs = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
-        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in inputs]
+        parameters = [p for p in self._parts_of(module)[1] if p.requires_grad and id(p) not in inputs]
         return _BlockRun.apply(self, run, path, *inputs.values(), *parameters)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -282,8 +294,8 @@ class Memo:
         return block, [None if result is None else _Meta.of(result) for result in results]
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in module.modules())
+def _have_hooks(modules: list[nn.Module]) -> bool:
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
 
 
 def _closed(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import inspect
 import random
 import sys
@@ -44,6 +45,11 @@ def record(build_target: Callable[[], Built], workload: Workload, memoise: bool 
     `build_target` is called on the meta device with the model's dtype as torch's default. With `memoise` equal blocks with equal
     inputs run once. Raises TraceError, with the stage that failed.
     """
+    with _no_collection():
+        return _record(build_target, workload, memoise)
+
+
+def _record(build_target: Callable[[], Built], workload: Workload, memoise: bool) -> Trace:
     started = time.perf_counter()
     dtype = _dtype(workload)
     sites = Sites()
@@ -54,6 +60,18 @@ def record(build_target: Callable[[], Built], workload: Workload, memoise: bool 
     step = _Step(built, recorder, workload, dtype)
     step.run(memoise)
     return step.trace(provenance, time.perf_counter() - started)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """One garbage collection walks all of torch and the model library, and takes as long as a trace."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _dtype(workload: Workload) -> torch.dtype:

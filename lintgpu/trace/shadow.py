@@ -15,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 MAX_INTEGER_BYTES = 16 << 20
-MAX_FLOAT_BYTES = 128 << 10
+MAX_FLOAT_BYTES = 32 << 10
 _SWEEP_BYTES = 64 << 20
 
 

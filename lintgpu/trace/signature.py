@@ -82,21 +82,17 @@ class _Reader:
     def module(self, module: nn.Module, columns: Columns) -> int:
         """The number of this structure; its ints are appended to `columns`."""
         attributes = tuple((name, self.value(value, columns, _DEPTH)) for name, value in module.__dict__.items() if name not in _INTERNAL)
-        tensors = tuple(
-            (name, self.tensor(tensor))
-            for table in (module._parameters, module._buffers)
-            for name, tensor in table.items()
-            if tensor is not None
-        )
+        parameters = tuple((name, _meta_of(tensor)) for name, tensor in module._parameters.items() if tensor is not None)
+        buffers = tuple((name, self.tensor(tensor)) for name, tensor in module._buffers.items() if tensor is not None)
         children = tuple((name, self.module(child, columns)) for name, child in module._modules.items() if child is not None)
-        signature = (type(module), self._site_of(module), attributes, tensors, children)
+        signature = (type(module), self._site_of(module), attributes, parameters, buffers, children)
         return self._numbers.setdefault(signature, len(self._numbers))
 
     def tensor(self, tensor: torch.Tensor) -> Hashable:
         """Shape, strides and type, and the contents where they are known."""
         value = self._shadows.value(tensor)
         contents = None if value is None else contents_hash(value)
-        return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, contents
+        return _meta_of(tensor), contents
 
     def value(self, value: Any, columns: Columns, depth: int) -> Hashable:
         """The signature of an attribute."""
@@ -130,6 +126,10 @@ class _Reader:
         owner = getattr(function, "__self__", None)
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
         return id(code), type(owner), tuple(self.value(cell, columns, depth - 1) if depth else id(cell) for cell in cells)
+
+
+def _meta_of(tensor: torch.Tensor) -> Hashable:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def _float_class(value: float) -> Hashable:
