@@ -322,10 +322,11 @@ class _Run:
             return []
 
     def _context(self, costed: Costed, stack: ExitStack) -> Context:
+        from lintgpu.gpu.cost import KnownCosts
         from lintgpu.gpu.step import cost_step
         from lintgpu.whatif import WhatIf
 
-        traced, profile = costed.traced, costed.profile
+        traced, profile, known = costed.traced, costed.profile, KnownCosts()
         assert traced.trace is not None
 
         def retrace(changes: Mapping[str, int]) -> Trace | TraceFailure:
@@ -339,7 +340,8 @@ class _Run:
             costed.step,
             _knobs(traced.target, traced.trace),
             retrace,
-            lambda trace: cost_step(trace, profile, traced.workload),
+            lambda trace: cost_step(trace, profile, traced.workload, op_coster=known),
+            lambda ops: known(ops, profile, traced.workload),
         )
         return Context(traced.target, traced.workload, traced.trace, profile, costed.step, what_if)
 

@@ -11,7 +11,7 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lintgpu.finding import Confidence
@@ -67,15 +67,24 @@ class WhatIf:
         knobs_by_id: Mapping[str, Knob],
         retrace: Callable[[Changes], Trace | TraceFailure],
         cost: Callable[[Trace], StepCost],
+        prepare: Callable[[Sequence[Op]], object] = lambda ops: None,
     ) -> None:
+        """`cost` may remember ops that `prepare` was given: costing many at once is much cheaper than one after the other."""
         self.base, self.base_step, self.knobs = base, base_step, knobs_by_id
-        self._retrace, self._cost = retrace, cost
+        self._retrace, self._cost, self._prepare = retrace, cost, prepare
         self._confirmed: dict[tuple[tuple[str, int], ...], Outcome | Rejected] = {}
 
     def substituted(self, changes: Changes) -> Outcome:
         """The recorded trace with every dim whose origin names a changed knob evaluated anew; not checked against the model."""
         trace = substitute(self.base, {key: knob.value for key, knob in self.knobs.items()}, changes)
         return Outcome(changes, trace, self._cost(trace))
+
+    def rank(self, choices: Iterable[Changes]) -> list[Outcome]:
+        """`substituted` of many changes, costed together."""
+        values = {key: knob.value for key, knob in self.knobs.items()}
+        traces = [(changes, substitute(self.base, values, changes)) for changes in choices]
+        self._prepare([op for _, trace in traces for op in trace.ops])
+        return [Outcome(changes, trace, self._cost(trace)) for changes, trace in traces]
 
     def confirmed(self, changes: Changes) -> Outcome | Rejected:
         """Build and trace the changed model. Rejected where it fails or where a division over knobs loses its remainder."""

@@ -211,20 +211,21 @@ def _smallest_good_change(context: Context, options: Mapping[str, list[int]]) ->
     """Values of the knobs that change, by the cheap what-if: the best joint rounding, then each knob made as small as 1 % allows."""
     values = {key: context.what_if.knobs[key].value for key in options}
 
-    def gpu_us(choice: Mapping[str, int]) -> float:
-        changes = {key: value for key, value in choice.items() if value != values[key]}
-        return context.what_if.substituted(changes).step.gpu_us if changes else context.step.gpu_us
+    def gpu_us(choices: list[dict[str, int]]) -> list[float]:
+        changes = [{key: value for key, value in choice.items() if value != values[key]} for choice in choices]
+        return [outcome.step.gpu_us for outcome in context.what_if.rank(changes)]
 
     joint = [
         {key: min((v for v in values_ if v >= _round_up(values[key], step)), default=values_[-1]) for key, values_ in options.items()}
         for step in STEPS
     ]
-    best = min(joint, key=gpu_us)
-    limit = gpu_us(best) * (1 + WITHIN)
+    best_us, best = min(zip(gpu_us(joint), joint, strict=True), key=lambda pair: pair[0])
+    limit = best_us * (1 + WITHIN)
     if limit >= context.step.gpu_us:
         return {}
     for key in sorted(options, key=lambda k: values[k]):
-        best = next((trial for v in options[key] if gpu_us(trial := {**best, key: v}) <= limit), best)
+        smaller = [{**best, key: value} for value in options[key] if value < best[key]]
+        best = next((trial for us, trial in zip(gpu_us(smaller), smaller, strict=True) if us <= limit), best)
     return {key: value for key, value in best.items() if value != values[key]}
 
 

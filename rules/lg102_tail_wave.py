@@ -88,7 +88,8 @@ class TailWave(Rule):
         gpu_us = sum(context.step.ops[i].us * context.trace.ops[i].count for i in flagged)
         if gpu_us < LEAST_SHARE * context.step.gpu_us:
             return None
-        neighbour = max((_neighbour(context, knob, value, flagged) for value in _values(context, knob)), key=lambda n: n.gain, default=None)
+        outcomes = context.what_if.rank([{knob.id: value} for value in _values(context, knob)])
+        neighbour = max((_neighbour(context, knob, outcome, flagged) for outcome in outcomes), key=lambda n: n.gain, default=None)
         if neighbour is None or neighbour.gain < LEAST_GAIN:
             return None
         outcome = context.what_if.confirmed({knob.id: neighbour.value})
@@ -141,12 +142,11 @@ def _values(context: Context, knob: Knob) -> list[int]:
     return [value for offset in OFFSETS if (value := knob.value + offset) > knob.value // 2 and value % multiple == 0]
 
 
-def _neighbour(context: Context, knob: Knob, value: int, flagged: list[int]) -> Neighbour:
-    """How much faster a unit of work of the flagged GEMMs runs at `value`."""
-    outcome = context.what_if.substituted({knob.id: value})
+def _neighbour(context: Context, knob: Knob, outcome: Outcome, flagged: list[int]) -> Neighbour:
+    """How much faster a unit of work of the flagged GEMMs runs with the changed knob."""
     before = sum(context.step.ops[i].us * context.trace.ops[i].count for i in flagged) / _work(context.trace.ops, flagged)
     after = sum(outcome.step.ops[i].us * outcome.trace.ops[i].count for i in flagged) / _work(outcome.trace.ops, flagged)
-    return Neighbour(value, before / after - 1)
+    return Neighbour(outcome.changes[knob.id], before / after - 1)
 
 
 def _work(ops: tuple[Op, ...], indices: list[int]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lintgpu.gpu import attention as attention_model
 from lintgpu.gpu.costs import MATH, MEMORY, OpCost
@@ -33,6 +34,20 @@ def cost_ops(ops: Sequence[Op], profile: Profile, workload: Workload) -> tuple[O
     for i, cost in zip(rest, _memory_costs([ops[i] for i in rest], profile), strict=True):
         costs[i] = cost
     return tuple(cost for cost in costs if cost is not None)
+
+
+class KnownCosts:
+    """`cost_ops` that costs an op once: a what-if changes a few ops of a step, and many what-ifs are asked of one step."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Op, str, Workload], OpCost] = {}
+
+    def __call__(self, ops: Sequence[Op], profile: Profile, workload: Workload) -> tuple[OpCost, ...]:
+        """The cost of one occurrence of each op, in the order given."""
+        keys = [(replace(op, count=1), profile.name, workload) for op in ops]
+        missing = list(dict.fromkeys(key for key in keys if key not in self._known))
+        self._known |= zip(missing, cost_ops([op for op, _, _ in missing], profile, workload), strict=True)
+        return tuple(self._known[key] for key in keys)
 
 
 def compute_dtype(dtype: str, workload: Workload) -> str:

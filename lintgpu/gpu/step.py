@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lintgpu.gpu.cost import LATENCY, cost_ops
@@ -40,9 +40,14 @@ class GpuTimes:
         return GpuTimes(self.forward * factor, self.backward * factor, self.optimizer * factor)
 
 
-def cost_step(trace: Trace, profile: Profile, workload: Workload, host: HostProfile = DEFAULT_HOST) -> StepCost:
-    """What one step of `trace` takes on `profile`, in microseconds."""
-    costs, kernels = _costs(trace.ops, profile, workload)
+OpCoster = Callable[[Sequence[Op], Profile, Workload], tuple[OpCost, ...]]
+
+
+def cost_step(
+    trace: Trace, profile: Profile, workload: Workload, host: HostProfile = DEFAULT_HOST, op_coster: OpCoster = cost_ops
+) -> StepCost:
+    """What one step of `trace` takes on `profile`, in microseconds; `op_coster` may answer from memory (KnownCosts)."""
+    costs, kernels = _costs(trace.ops, profile, workload, op_coster)
     optimizer = optimizer_us(trace.parameters, profile, workload)
     gpu = _gpu_times(trace.ops, [cost.us for cost in costs], optimizer)
     doubled = _gpu_times(trace.ops, [_doubled(op, cost) for op, cost in zip(trace.ops, costs, strict=True)], optimizer)
@@ -84,19 +89,19 @@ def optimizer_us(parameters: Parameters, profile: Profile, workload: Workload) -
     return 5.0 + transfer_us(parameters.trainable_elements * each, share, profile)
 
 
-def _costs(ops: Sequence[Op], profile: Profile, workload: Workload) -> tuple[list[OpCost], list[float]]:
+def _costs(ops: Sequence[Op], profile: Profile, workload: Workload, op_coster: OpCoster) -> tuple[list[OpCost], list[float]]:
     """The ops' costs and the kernels that each launches."""
-    costs = list(cost_ops(ops, profile, workload))
+    costs = list(op_coster(ops, profile, workload))
     if not workload.compiled:
         return costs, [0.0 if op.kind == "view" else 1.0 for op in ops]
-    return fuse(ops, _with_padding(ops, costs, profile, workload), profile)
+    return fuse(ops, _with_padding(ops, costs, profile, workload, op_coster), profile)
 
 
-def _with_padding(ops: Sequence[Op], costs: list[OpCost], profile: Profile, workload: Workload) -> list[OpCost]:
+def _with_padding(ops: Sequence[Op], costs: list[OpCost], profile: Profile, workload: Workload, op_coster: OpCoster) -> list[OpCost]:
     """Inductor pads a misaligned GEMM where the padded one and its copies take less."""
     candidates = [(i, wider) for i, op in enumerate(ops) if (wider := padded(op)) is not None]
     result = list(costs)
-    for (i, _), cost in zip(candidates, cost_ops([wider for _, wider in candidates], profile, workload), strict=True):
+    for (i, _), cost in zip(candidates, op_coster([wider for _, wider in candidates], profile, workload), strict=True):
         gemm = ops[i].gemm
         assert gemm is not None
         copies = padding_us(gemm, ops[i].dtype, profile)
