@@ -149,11 +149,16 @@ class _Run:
 
     def in_turn(self) -> Iterator[tuple[Target, Settings, Workload]]:
         """Every target of this run with the settings and the workload that hold for it, one at a time."""
-        found = list(self._targets())
-        for done, (target, settings) in enumerate(found):
-            self._progress = Progress(done, len(found), target.name, "")
+        distinct: dict[str, tuple[Target, Settings, Workload]] = {}
+        for target, settings in self._targets():
             stated = [workloads.Stated(hint.field, hint.value) for hint in target.hints]
-            yield target, settings, workloads.resolve(stated, settings.workload)
+            workload = workloads.resolve(stated, settings.workload)
+            # A model and the script that trains it both lead to one target; equal configs in two files are two.
+            places = [knob.span for knob in target.knobs] or [target.span]
+            distinct.setdefault(key_of(target.family, target.spec, workload, places), (target, settings, workload))
+        for done, found in enumerate(distinct.values()):
+            self._progress = Progress(done, len(distinct), found[0].name, "")
+            yield found
 
     def _targets(self) -> Iterator[tuple[Target, Settings]]:
         declared_by: dict[str, Settings] = {}

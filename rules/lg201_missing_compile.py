@@ -52,14 +52,21 @@ BETTER_MODE = 0.9
 
 
 _TRAIN = """\
+import torch
+
+from model import GPT, GPTConfig
+
 batch_size = 8
 block_size = 1024
 compile = False
 
 
-def main(model, loader, optimizer):
+def main(loader):
+    model = GPT(GPTConfig())
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for x, y in loader:
-        _, loss = model(x, y)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            _, loss = model(x, y)
         loss.backward()
         optimizer.step()
 """
@@ -103,7 +110,7 @@ class MissingCompile(Rule):
             "compile switched off by its key",
             {"train.py": _TRAIN, "model.py": _MODEL},
             ("--gpu", "H200"),
-            (Expected("train.py", 3, 11),),
+            (Expected("train.py", 7, 11, "compile", ("True",)),),
         ),
     )
     good = (Case("a config alone", {"config.json": '{"model_type": "gpt2", "vocab_size": 50304}\n'}),)
@@ -163,8 +170,8 @@ class MissingCompile(Rule):
 
 
 def _fix(use: CompileUse) -> Fix | None:
-    """Switch the key on where there is one; wrapping a model in source is left to its author."""
+    """Switch the key on where there is one; wrapping a model is left to its author. No trace runs compiled, so none confirms it."""
     if not use.key:
         return None
     on = "True" if use.span.path.endswith(".py") else "true"
-    return Fix((Edit(use.span, on),), f"set {use.key} to {on}", safe=True, confirmed=True)
+    return Fix((Edit(use.span, on),), f"set {use.key} to {on}", safe=True)

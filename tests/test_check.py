@@ -90,6 +90,12 @@ def test_bad_input_is_one_line_each_and_the_rest_is_checked() -> None:
     assert "Traceback" not in result.output
 
 
+def test_equal_configs_in_two_files_are_two_models() -> None:
+    Path("copy").mkdir()
+    Path("copy/config.json").write_text(GPT2)
+    assert [finding["path"] for finding in findings(".")] == ["config.json", "copy/config.json"]
+
+
 def test_an_unknown_gpu_is_an_error_with_near_names_and_the_others_still_count() -> None:
     result = check("config.json", "--gpu", "H2000", "--gpu", "A100", "-f", "json")
     report = json.loads(result.stdout)
