@@ -157,6 +157,11 @@ def _kind(func: Any, name: str) -> str:
     return "copy" if name.endswith(("_copy", "pad1d_backward", "pad2d_backward", "pad3d_backward")) else "opaque"
 
 
+_FILLS = frozenset(
+    ["fill_", "fill", "zero_", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like"]
+)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The short name of a dtype: bf16, fp32, fp8, int64, ..."""
     name = DTYPE_NAMES.get(dtype)
@@ -183,7 +188,7 @@ def traffic(name: str, kind: str, inputs: list[torch.Tensor], outputs: list[torc
     if name in ("embedding", "index_select", "gather", "index", "take", "_unsafe_index"):
         # Only the rows looked up are read, beside the indices.
         return written + sum(footprint(tensor) for tensor in inputs[1:]), written
-    if name in ("fill_", "zero_") or (kind == "random" and name.endswith("_")):
+    if name in _FILLS or (kind == "random" and name.endswith("_")):
         return 0, written
     if name == "copy_":
         return sum(footprint(tensor) for tensor in inputs[1:2]), written

@@ -97,7 +97,7 @@ class Memo:
         """`autocast` is what else a run depends on: it casts each weight once."""
         self._recorder = recorder
         self._autocast = autocast
-        self._kinds = alike(root, recorder.shadows, recorder.modules.site)
+        self._kinds = alike(root, recorder.shadows, recorder.weights, recorder.modules.site)
         self._runs: dict[Hashable, _Run] = {}
         self._unsafe: set[int] = set()
         self._parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
@@ -156,7 +156,7 @@ class Memo:
             tensor.dtype,
             tensor.requires_grad,
             tensor.is_meta,
-            tensor.storage_offset() * tensor.itemsize % 128,
+            _alignment(tensor),
             contents,
             storage_id(tensor) in recorder.tainted,
             recorder.weights.holds(tensor),
@@ -272,7 +272,7 @@ class Memo:
 
     def differentiate(self, run: _Run, path: str, gradients: Any) -> list[torch.Tensor | None]:
         """The gradients of a run's leaves for gradients of its outputs (None where none arrived)."""
-        key = tuple(None if gradient is None else _Meta.of(gradient) for gradient in gradients)
+        key = tuple(None if gradient is None else (_Meta.of(gradient), _alignment(gradient)) for gradient in gradients)
         known = run.backward.get(key)
         if known is None:
             known = run.backward[key] = self._record_backward(run, gradients)
@@ -292,6 +292,10 @@ class Memo:
         finally:
             recorder.items = outer
         return block, [None if result is None else _Meta.of(result) for result in results]
+
+
+def _alignment(tensor: torch.Tensor) -> int:
+    return int(tensor.storage_offset() * tensor.itemsize % 128)
 
 
 def _have_hooks(modules: list[nn.Module]) -> bool:

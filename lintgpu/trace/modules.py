@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -78,6 +78,8 @@ class ModuleStack:
         self.constructors = constructors
         self.stack: list[nn.Module] = []
         self.calls: Any = None
+        self.on_exit: Callable[[], None] | None = None
+        """Called as a module returns, while it is still the running one."""
         self._paths: dict[int, list[str]] = {}
         # Holding them keeps their ids from being reused when a model swaps its parts while it runs.
         self._named: list[nn.Module] = []
@@ -156,6 +158,8 @@ class ModuleStack:
                 run = self.calls
                 return original(module, *args, **kwargs) if run is None else run(original, module, args, kwargs)
             finally:
+                if self.on_exit is not None:
+                    self.on_exit()
                 del stack[depth:]
 
         nn.Module.__call__ = call

@@ -36,11 +36,13 @@ _MAX_DRAWS = 64
 class Node:
     """What is known of an autograd node: the place of its forward op and the GEMMs that it ran."""
 
-    __slots__ = ("gemms", "place", "python")
+    __slots__ = ("assumed", "gemms", "own", "place")
 
-    def __init__(self, place: Place) -> None:
-        """`gemms` is filled as they run."""
+    def __init__(self, place: Place, own: bool = False) -> None:
+        """`own` says that no other node shares this object."""
         self.place = place
+        self.own = own
+        self.assumed = False
         self.gemms: list[gemms.ForwardGemm] = []
 
 
@@ -62,6 +64,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.quiet = False
         self._nodes: dict[int, Node] = {}
         self._last_node = -1
+        modules.on_exit = self._claim_nodes
         self._numbers: dict[int, dict[int, str]] = {}
 
     # -- the way of one op
@@ -93,7 +96,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if special is None and not info.is_view:
             self._update_values(info, func, args, kwargs, inputs, outputs, known)
         self.classes.note(info.name, args, output)
-        assumed = self._taint(info, inputs, outputs, fresh=special is not None and not known)
+        if node is None:
+            assumed = self._taint(info, inputs, outputs, fresh=special is not None and not known)
+        else:
+            differentiated = self._node_of(node)
+            assumed = differentiated is not None and differentiated.assumed
         if not self.quiet:
             self._note(info, node, args, inputs, output, outputs, assumed)
         return output
@@ -320,6 +327,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.items.append(event)
         if node is None:
             self.weights.derive(inputs, outputs)
+            own = self._own_node() if assumed else None
+            if own is not None:
+                own.assumed = True
         return None
 
     def _is_engines(self, info: OpPlan, node: Any, inputs: list[torch.Tensor]) -> bool:
@@ -343,6 +353,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         node = self._node_of(torch._C._current_autograd_node()) if phase == "backward" else None
         if phase == "forward":
             self._claim_nodes()
+        assumed = node.assumed if node is not None else any(storage_id(tensor) in self.tainted for tensor in inputs)
+        own = self._own_node() if assumed and phase == "forward" else None
+        if own is not None:
+            own.assumed = True
         place = node.place if node is not None else self._place()
         self.items.append(
             Event(
@@ -355,7 +369,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 place=place,
                 shape=tuple(outputs[0].shape),
                 attention=attention,
-                assumed=any(storage_id(tensor) in self.tainted for tensor in inputs),
+                assumed=assumed,
             )
         )
 
@@ -398,23 +412,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return differentiates_weight and not uses_weight, (None, None, None)
 
     def _remember(self, operands: gemms.Operands, origins: gemms.Names) -> None:
-        node = self._nodes.get(torch.autograd._get_sequence_nr() - 1)
-        if node is None:
-            return
-        # Nodes made for one op share a Node; this GEMM gets its own.
-        own = Node(node.place)
-        own.gemms = [
-            *node.gemms,
-            gemms.ForwardGemm(
-                storage_id(operands.a),
-                storage_id(operands.b),
-                self.weights.holds(operands.a),
-                self.weights.holds(operands.b),
-                *origins,
-                (operands.m, operands.n, operands.k),
-            ),
-        ]
-        self._nodes[torch.autograd._get_sequence_nr() - 1] = own
+        node = self._own_node()
+        if node is not None:
+            node.gemms.append(
+                gemms.ForwardGemm(
+                    storage_id(operands.a),
+                    storage_id(operands.b),
+                    self.weights.holds(operands.a),
+                    self.weights.holds(operands.b),
+                    *origins,
+                    (operands.m, operands.n, operands.k),
+                )
+            )
+
+    def _own_node(self) -> Node | None:
+        """The Node of the op that just ran, apart from those made with it; None where it needs no gradient."""
+        number = torch.autograd._get_sequence_nr() - 1
+        node = self._nodes.get(number)
+        if node is not None and not node.own:
+            node = self._nodes[number] = Node(node.place, own=True)
+        return node
 
     def _operand_origins(self, operands: gemms.Operands) -> gemms.Names:
         """The expressions behind m, n and k: from a weight operand's dims, else from numbers that the running modules keep."""

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lintgpu.trace.origin import expression
 from lintgpu.trace.records import Site
 from lintgpu.trace.shadow import Shadows, unmoded
+from lintgpu.trace.weights import Weights
 
 _PLAIN = (str, bytes, bool, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
 # What nn.Module itself keeps: parameters, buffers and children are looked at below, hooks at the time of a call.
@@ -28,12 +30,13 @@ Columns = list[int]
 """The ints of a module tree in a fixed order; which of them are positions shows only in comparison with its siblings."""
 
 
-def alike(root: nn.Module, shadows: Shadows, site_of: Callable[[nn.Module], Site | None]) -> dict[int, int]:
+def alike(root: nn.Module, shadows: Shadows, weights: Weights, site_of: Callable[[nn.Module], Site | None]) -> dict[int, int]:
     """id(module) -> number of its class of alike siblings, for each child of a container that has any.
 
-    `site_of` says where a module was constructed: blocks of different places are never alike.
+    `site_of` says where a module was constructed: blocks of different places are never alike, nor are those whose sizes came from
+    different knobs.
     """
-    reader = _Reader(shadows, site_of)
+    reader = _Reader(shadows, weights, site_of)
     classes: dict[Hashable, int] = {}
     found: dict[int, int] = {}
     for container in root.modules():
@@ -74,15 +77,18 @@ def _not_positions(positions: list[int], rows: list[Columns]) -> Iterator[int]:
 class _Reader:
     """Turns values into hashable signatures, modules into interned numbers."""
 
-    def __init__(self, shadows: Shadows, site_of: Callable[[nn.Module], Site | None]) -> None:
+    def __init__(self, shadows: Shadows, weights: Weights, site_of: Callable[[nn.Module], Site | None]) -> None:
         self._shadows = shadows
+        self._weights = weights
         self._site_of = site_of
         self._numbers: dict[Hashable, int] = {}
 
     def module(self, module: nn.Module, columns: Columns) -> int:
         """The number of this structure; its ints are appended to `columns`."""
         attributes = tuple((name, self.value(value, columns, _DEPTH)) for name, value in module.__dict__.items() if name not in _INTERNAL)
-        parameters = tuple((name, _meta_of(tensor)) for name, tensor in module._parameters.items() if tensor is not None)
+        parameters = tuple(
+            (name, _meta_of(tensor), self._weights.origins(tensor)) for name, tensor in module._parameters.items() if tensor is not None
+        )
         buffers = tuple((name, self.tensor(tensor)) for name, tensor in module._buffers.items() if tensor is not None)
         children = tuple((name, self.module(child, columns)) for name, child in module._modules.items() if child is not None)
         signature = (type(module), self._site_of(module), attributes, parameters, buffers, children)
@@ -101,7 +107,7 @@ class _Reader:
             return kind, value
         if isinstance(value, int):
             columns.append(int(value))
-            return int
+            return int, expression(value)
         if isinstance(value, float):
             return _float_class(value)
         if isinstance(value, torch.Tensor):
