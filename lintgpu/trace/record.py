@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -36,6 +37,8 @@ from lintgpu.workload import Mode, Workload
 if TYPE_CHECKING:
     from lintgpu.target.base import Built
 
+_DTYPE_COMPLAINT = re.compile(r"dtype|scalar type", re.IGNORECASE)
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
 
 
@@ -45,19 +48,31 @@ def record(build_target: Callable[[], Built], workload: Workload, memoise: bool 
     `build_target` is called on the meta device with the model's dtype as torch's default. With `memoise` equal blocks with equal
     inputs run once. Raises TraceError, with the stage that failed.
     """
+    if workload.dtype not in DTYPES:
+        raise TraceError("config", f"unknown dtype {workload.dtype!r}", f"one of {', '.join(DTYPES)}")
+    autocast = uses_autocast(workload)
     with _no_collection():
-        return _record(build_target, workload, memoise)
+        try:
+            return _record(build_target, workload, autocast, memoise)
+        except TraceError as error:
+            half = workload.dtype in ("bf16", "fp16") and not autocast
+            if not half or error.stage not in ("forward", "backward") or not _DTYPE_COMPLAINT.search(error.reason):
+                raise
+            trace = _record(build_target, workload, True, memoise)
+            said = f"the model does not run with {workload.dtype} weights: it was traced under autocast, with fp32 weights ({error.reason})"
+            return dataclasses.replace(trace, assumptions=(*trace.assumptions, said))
 
 
-def _record(build_target: Callable[[], Built], workload: Workload, memoise: bool) -> Trace:
+def _record(build_target: Callable[[], Built], workload: Workload, autocast: bool, memoise: bool) -> Trace:
     started = time.perf_counter()
-    dtype = _dtype(workload)
+    # Autocast keeps the weights in fp32.
+    dtype = torch.float32 if autocast else DTYPES[workload.dtype]
     sites = Sites()
     recorder = Recorder(ModuleStack(ConstructorSites(sites)), Weights(), sites)
     recorder.token_sizes = frozenset((workload.batch, workload.sequence, workload.batch * workload.sequence, 1))
     with _stage("build"):
         built, provenance = build(build_target, dtype, recorder)
-    step = _Step(built, recorder, workload, dtype)
+    step = _Step(built, recorder, workload, dtype, autocast)
     step.run(memoise)
     return step.trace(provenance, time.perf_counter() - started)
 
@@ -74,13 +89,6 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _dtype(workload: Workload) -> torch.dtype:
-    """The dtype of the parameters: autocast keeps them in fp32."""
-    if workload.dtype not in DTYPES:
-        raise TraceError("config", f"unknown dtype {workload.dtype!r}", f"one of {', '.join(DTYPES)}")
-    return torch.float32 if uses_autocast(workload) else DTYPES[workload.dtype]
-
-
 def uses_autocast(workload: Workload) -> bool:
     """Whether the step runs under torch.autocast: training in half precision with fp32 weights."""
     return workload.autocast and workload.mode is Mode.TRAIN and workload.dtype in ("bf16", "fp16")
@@ -89,13 +97,14 @@ def uses_autocast(workload: Workload) -> bool:
 class _Step:
     """One step of a built model under a recorder."""
 
-    def __init__(self, built: Built, recorder: Recorder, workload: Workload, dtype: torch.dtype) -> None:
+    def __init__(self, built: Built, recorder: Recorder, workload: Workload, dtype: torch.dtype, autocast: bool) -> None:
         self.built = built
         self.model: nn.Module = built.model
         self.recorder = recorder
         self.workload = workload
         self.dtype = dtype
         self.training = workload.mode is Mode.TRAIN
+        self.autocasts = autocast
         self.autocast = Autocast()
         self.inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
         self.assumptions: list[str] = []
@@ -150,7 +159,7 @@ class _Step:
             yield
 
     def _casting(self) -> AbstractContextManager[None]:
-        return self.autocast.on(DTYPES[self.workload.dtype]) if uses_autocast(self.workload) else nullcontext()
+        return self.autocast.on(DTYPES[self.workload.dtype]) if self.autocasts else nullcontext()
 
     def _backward(self, output: Any, loss: Any) -> None:
         if loss is not None:

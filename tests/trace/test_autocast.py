@@ -129,6 +129,23 @@ def test_a_region_of_the_models_own_is_honoured_without_autocast(trace_model: Tr
     assert {op.module: op.dtype for op in trace.ops if op.kind == "gemm" and op.phase == FORWARD} == {"full": "fp32", "low": "fp16"}
 
 
+def test_a_model_that_refuses_half_weights_is_traced_under_autocast_and_it_is_said(trace_model: TraceModel) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            if x.dtype == torch.bfloat16:
+                raise RuntimeError("Unsupported dtype BFloat16")
+            return self.layer(x)
+
+    trace = trace_model(Model, inputs, mode="infer", dtype="bf16")
+    assert {op.dtype for op in trace.ops if op.kind == "gemm"} == {"bf16"}
+    assert trace.parameters.dtype == "fp32"
+    assert any("Unsupported dtype BFloat16" in text for text in trace.assumptions)
+
+
 def test_torch_is_as_before_afterwards(trace_model: TraceModel) -> None:
     before = (torch.is_autocast_enabled, torch.autocast.__enter__, torch.compile, nn.Module.__call__, torch.get_default_dtype())
     trace_model(Mixer, inputs, dtype="bf16", autocast=True)
