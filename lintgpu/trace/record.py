@@ -30,7 +30,7 @@ from lintgpu.trace.modules import ConstructorSites, ModuleStack, Sites
 from lintgpu.trace.origin import knobs
 from lintgpu.trace.recorder import Recorder
 from lintgpu.trace.records import Op, Parameters, Trace
-from lintgpu.trace.substitutes import flex_attention, without_checkpointing, without_compilers, without_inference_mode
+from lintgpu.trace.substitutes import flex_attention, plain_checks, without_checkpointing, without_compilers, without_inference_mode
 from lintgpu.trace.weights import Weights
 from lintgpu.workload import Mode, Workload
 
@@ -149,6 +149,7 @@ class _Step:
     def _modes(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(without_compilers([]))
+            stack.enter_context(plain_checks())
             stack.enter_context(self.autocast.installed())
             stack.enter_context(without_inference_mode())
             stack.enter_context(without_checkpointing(self.recorder))

@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if output is not NotImplemented:
             return output
         try:
-            return func(*args, **kwargs)
+            return shapes.by_torch(func, args, kwargs)
         except NotImplementedError:
             return self._opaque(info, func, _inputs_of(args, kwargs))
 

@@ -6,7 +6,10 @@ the very tensor that torch would (shape, strides, dtype) or NotImplemented, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +23,39 @@ def output_of(name: str, pointwise: bool, args: Sequence[Any], kwargs: dict[str,
     rule = _RULES.get(name)
     if rule is not None:
         return rule(*args, **kwargs)
+    if name in _COMPARISONS or name in _INTEGRAL:
+        output = _promoted(args, kwargs, torch.bool if name in _COMPARISONS else None)
+        if output is not NotImplemented:
+            return output
     return _pointwise(args, kwargs, in_place=name.endswith("_")) if pointwise else NotImplemented
+
+
+def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
+    """The output that torch's own meta kernel gives."""
+    if "torch._dynamo" in sys.modules:
+        return func(*args, **kwargs)
+    try:
+        with _light_dynamo():
+            return func(*args, **kwargs)
+    except (ImportError, AttributeError) as error:
+        if "_dynamo" not in str(error):
+            raise
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _light_dynamo() -> Iterator[None]:
+    """torch's Python kernels ask torch._dynamo not to compile them. Importing it takes seconds, so where nobody has, a stand-in answers."""
+    stand_in = types.ModuleType("torch._dynamo")
+    stand_in.disable = lambda function, *args, **kwargs: function  # type: ignore[attr-defined]
+    sys.modules["torch._dynamo"] = torch._dynamo = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get("torch._dynamo") is stand_in:
+            del sys.modules["torch._dynamo"]
+        if torch.__dict__.get("_dynamo") is stand_in:
+            del torch._dynamo
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> Any:
@@ -62,6 +97,19 @@ def _pointwise(args: Sequence[Any], kwargs: dict[str, Any], in_place: bool) -> A
         if operand.dtype != dtype:
             dtype = torch.promote_types(dtype, operand.dtype)
     return _laid_out(shaped, dtype, args[0] if in_place else None)
+
+
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"])
+_INTEGRAL = frozenset(["add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor", "maximum", "minimum"])
+"""Two-operand ops whose output has the common type of the operands, whatever that is."""
+
+
+def _promoted(args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype | None) -> Any:
+    operands = [value for value in args[:2] if isinstance(value, Tensor)]
+    shaped = [operand for operand in operands if operand.dim()]
+    if len(args) < 2 or not shaped or any(not isinstance(value, (Tensor, bool, int, float)) for value in args[:2]):
+        return NotImplemented
+    return _laid_out(shaped, dtype or torch.result_type(args[0], args[1]), None)
 
 
 def _laid_out(shaped: list[Any], dtype: torch.dtype, target: Any) -> Any:
@@ -301,6 +349,39 @@ def _softmax_backward(gradient: Any, output: Any, dim: int, input_dtype: torch.d
     return _empty(gradient.shape, input_dtype)
 
 
+def _logical_not(input_: Any) -> Any:
+    return _like(input_, torch.bool)
+
+
+def _nll_loss(input_: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    shape = target.shape if reduction == 0 and input_.dim() > 1 else ()
+    return _empty(shape, input_.dtype), _empty((), input_.dtype)
+
+
+def _nll_loss_backward(gradient: Any, input_: Any, *rest: Any) -> Any:
+    return _empty(input_.shape, input_.dtype)
+
+
+def _cumulative(input_: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    if not input_.is_contiguous():
+        return NotImplemented
+    integral = not input_.dtype.is_floating_point and not input_.dtype.is_complex
+    return _empty(input_.shape, dtype or (torch.long if integral else input_.dtype))
+
+
+def _all(input_: Any, *dims: Any) -> Any:
+    return NotImplemented if dims or input_.dtype == torch.uint8 else _empty((), torch.bool)
+
+
+def _arange(*bounds: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    if not all(type(bound) is int for bound in bounds) or len(bounds) > 3:
+        return NotImplemented
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    if not step or (end - start) * step < 0:
+        return NotImplemented
+    return _empty((len(range(start, end, step)),), dtype or torch.long)
+
+
 def _slice_backward(gradient: Any, sizes: Sequence[int], *place: Any) -> Any:
     return _empty(sizes, gradient.dtype)
 
@@ -336,4 +417,12 @@ _RULES: dict[str, Callable[..., Any]] = {
     "slice_backward": _slice_backward,
     "select_backward": _slice_backward,
     "embedding": _embedding,
+    "logical_not": _logical_not,
+    "bitwise_not": lambda input_: _like(input_),
+    "nll_loss_forward": _nll_loss,
+    "nll_loss_backward": _nll_loss_backward,
+    "cumsum": _cumulative,
+    "all": _all,
+    "any": _all,
+    "arange": _arange,
 }

@@ -51,6 +51,18 @@ def without_compilers(calls: list[str]) -> Iterator[None]:
 
 
 @contextmanager
+def plain_checks() -> Iterator[None]:
+    """torch._check compares plain ints here; the real one imports sympy to be ready for symbolic ones."""
+
+    def check_with(error_type: type[Exception], condition: Any, message: Callable[[], str] | None) -> None:
+        if not condition:
+            raise error_type(message() if message is not None else "a check of torch failed")
+
+    with replaced(torch, _check_with=check_with):
+        yield
+
+
+@contextmanager
 def without_inference_mode() -> Iterator[None]:
     """torch.inference_mode only switches gradients off: under the real one, composite ops would reach the recorder whole."""
 

@@ -72,6 +72,47 @@ def test_unary_ops(data: st.DataObject, shape: list[int], func: Any) -> None:
     assert agrees(func, [data.draw(tensors(shape))])
 
 
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool])
+
+
+@st.composite
+def typed_pairs(draw: st.DrawFn) -> tuple[Any, Any]:
+    shape = draw(st.lists(SIZES, min_size=1, max_size=3))
+    other = draw(st.sampled_from([shape, shape[1:], [1] * len(shape)]))
+    second = draw(st.one_of(tensors(other, draw(DTYPES)), st.sampled_from([2, 2.5, True])))
+    return draw(tensors(shape, draw(DTYPES))), second
+
+
+@given(typed_pairs(), st.sampled_from(["eq", "ne", "lt", "ge", "logical_and", "add", "mul", "bitwise_and", "maximum"]))
+def test_comparisons_and_mixed_types(pair: tuple[Any, Any], name: str) -> None:
+    overload = "Tensor" if isinstance(pair[1], torch.Tensor) else "Scalar"
+    func = getattr(getattr(aten, name), overload, None) or getattr(getattr(aten, name), "default", None)
+    if func is None or (overload == "Scalar" and name in ("logical_and", "maximum")):
+        return
+    try:
+        func(*pair)
+    except (RuntimeError, NotImplementedError):
+        return
+    agrees(func, list(pair))
+
+
+@given(st.data(), st.lists(SIZES, min_size=1, max_size=3), DTYPES)
+def test_masks_and_index_helpers(data: st.DataObject, shape: list[int], dtype: Any) -> None:
+    value = torch.ones(shape, dtype=dtype)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    assert agrees(aten.cumsum.default, [value, dim])
+    assert agrees(aten.all.default, [value])
+    assert agrees(aten.logical_not.default, [value])
+    assert agrees(aten.arange.start_step, [1, 7, 2])
+    assert agrees(aten.arange.default, [5])
+
+
+@given(SIZES, SIZES, st.sampled_from([0, 1, 2]))
+def test_nll_loss(rows: int, classes: int, reduction: int) -> None:
+    scores, target = torch.ones(rows, classes), torch.zeros(rows, dtype=torch.long)
+    assert agrees(aten.nll_loss_forward.default, [scores, target, None, reduction, -100])
+
+
 @given(st.data(), SIZES, SIZES, SIZES)
 def test_matrix_products(data: st.DataObject, m: int, n: int, k: int) -> None:
     a, b = data.draw(tensors([m, k])), data.draw(tensors([k, n]))
