@@ -19,7 +19,7 @@ from lintgpu import report as reports
 from lintgpu.cache import Cache, default_folder
 from lintgpu.finding import Severity
 from lintgpu.report.base import FileError, Report
-from lintgpu.settings import COMPILE, DTYPES
+from lintgpu.settings import COMPILE, DEFAULT_GPU, DTYPES
 from lintgpu.workload import Mode
 
 CLEAN, FOUND, FAILED = 0, 1, 2
@@ -148,6 +148,38 @@ def gpus() -> None:
             f"{profile.name:24} {profile.architecture:10} {profile.sms:>4} {profile.memory_gb:>4.0f} {profile.bandwidth_gbps:>6.0f} "
             f"{profile.peak('bf16') / 1e12:>13.0f}  {profile.basis}"
         )
+
+
+@main.command()
+@click.argument("shapes_file", required=False, metavar="[SHAPES.csv]", type=click.Path(dir_okay=False))
+@click.option("--shape", multiple=True, metavar="MxNxK", help="One GEMM instead of a file: MxNxK or BxMxNxK, then ,dtype and ,layout.")
+@click.option("--gpu", default=DEFAULT_GPU, show_default=True, metavar="NAME", help="GPU, or a calibration file.")
+@click.option("-o", "--output-file", type=click.Path(dir_okay=False), help="Write the rows there instead of to stdout.")
+def predict(shapes_file: str | None, shape: tuple[str, ...], gpu: str, output_file: str | None) -> None:
+    """Predict the time of GEMMs C[M,N] = A[M,K] @ B[K,N].
+
+    SHAPES.csv has the columns M, N, K and optionally dtype, op, layout, B; a bare M,N,K is bf16 NT.
+    """
+    from lintgpu.gpu import predict as prediction
+    from lintgpu.gpu.profiles import find
+
+    if bool(shapes_file) == bool(shape):
+        raise click.UsageError("give a file of shapes or --shape, one of the two")
+    try:
+        if shapes_file:
+            shapes = prediction.read_shapes(Path(shapes_file).read_text(encoding="utf-8"), shapes_file)
+        else:
+            shapes = [prediction.parse_shape(text) for text in shape]
+        rows = prediction.to_csv(shapes, prediction.predict(shapes, find(gpu)))
+        if output_file:
+            Path(output_file).write_text(rows, encoding="utf-8")
+    except OSError as error:
+        raise click.FileError(str(error.filename or shapes_file), error.strerror or str(error)) from error
+    except ValueError as error:
+        click.echo(str(error), err=True)
+        sys.exit(FAILED)
+    if not output_file:
+        click.echo(rows, nl=False)
 
 
 def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[str, Any]) -> engine.Request:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lintgpu.gpu.calibration import Calibration
+from lintgpu.gpu.features import features
 from lintgpu.gpu.gemms import DTYPES, Gemms
 from lintgpu.gpu.profiles import CALIBRATED, MEASURED, SIBLING, Profile
 from lintgpu.gpu.tiles import Tiling, best_tiling
@@ -35,6 +36,9 @@ _NARROW: dict[str, dict[str, float]] = {
 }
 _DEFAULT_BAND = {MEASURED: 0.10, CALIBRATED: 0.12, SIBLING: 0.2}
 _SPECIFICATION_BAND = 0.45
+_SIBLING_WIDENING = 0.12
+SUSTAINED_TERMS = 11
+NARROW_SHRINKAGE = 0.13
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +73,56 @@ def gemm_times(gemms: Gemms, profile: Profile) -> GemmTimes:
     math = gemms.flops / rate * 1e6
     memory = gemms.bytes / (values["memory"] * profile.bandwidth_gbps * 1e9) * 1e6
     us = values["fixed_us"] + np.maximum(tiling.us, memory)
-    low, high = _bands(us, profile)
+    if profile.calibration is not None and profile.calibration.forest is not None:
+        us = us * np.exp(correction(gemms, us, math, memory, tiling, alignment, profile))
+    low, high = bands(gemms, us, alignment, profile)
     return GemmTimes(us, us * low, us * high, math, memory, tiling, alignment)
+
+
+def correction(
+    gemms: Gemms,
+    us: FloatArray,
+    math_us: FloatArray,
+    memory_us: FloatArray,
+    tiling: Tiling,
+    alignment: NDArray[np.int64],
+    profile: Profile,
+) -> FloatArray:
+    """log(time / analytic time) from the calibration's forest, under the load of a training step."""
+    calibration = profile.calibration
+    assert calibration is not None
+    assert calibration.forest is not None
+    values = coefficients(profile)
+    found = calibration.forest.predict(features(gemms, us, math_us, memory_us, tiling, profile.sms))
+    # Two kernels with narrow loads differ by less than the forest thinks: it has seen few of each size.
+    for name, group in (("narrow_4_mean", (alignment < 16) & (alignment >= 4)), ("narrow_2_mean", alignment < 4)):
+        if name in values:
+            found = np.where(group, found + NARROW_SHRINKAGE * (values[name] - found), found)
+    if "sustained_0" in values:
+        weights = np.array([values[f"sustained_{i}"] for i in range(SUSTAINED_TERMS)])
+        found = found + weights @ sustained_terms(gemms, us * np.exp(found), alignment)
+    return found
+
+
+def sustained_terms(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64]) -> FloatArray:
+    """[SUSTAINED_TERMS, GEMMs]: what the slow-down by sustained load depends on, size and width of loads.
+
+    A power-capped GPU lowers its clock under load, most for the kernels that draw most.
+    """
+    knots = np.log([5.0, 20.0, 100.0, 500.0, 2500.0])
+    sizes = [np.interp(np.log(us), knots, row) for row in np.eye(len(knots))]
+    a, b, c = gemms.classes()
+    narrow = alignment < 16
+    terms = [
+        *sizes,
+        narrow & (alignment >= 4),
+        alignment < 4,
+        narrow * (sizes[3] + sizes[4]),
+        narrow & (np.minimum(a, b) >= 16),
+        narrow & (c >= 16),
+        (gemms.m <= 32),
+    ]
+    return np.stack([np.asarray(term, dtype=np.float64) for term in terms])
 
 
 def _rates(gemms: Gemms, alignment: NDArray[np.int64], profile: Profile, values: Mapping[str, float]) -> FloatArray:
@@ -84,11 +136,24 @@ def _rates(gemms: Gemms, alignment: NDArray[np.int64], profile: Profile, values:
     return np.maximum(peak * narrow, 1.0)
 
 
-def _bands(us: FloatArray, profile: Profile) -> tuple[FloatArray, FloatArray]:
+def bands(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64], profile: Profile) -> tuple[FloatArray, FloatArray]:
     """Factors on the predicted time that hold 80 % of the measured ones."""
     calibration: Calibration | None = profile.calibration
     width = _DEFAULT_BAND.get(profile.basis, _SPECIFICATION_BAND)
+    low, high = np.full(len(us), -width), np.full(len(us), width)
     if calibration is not None and calibration.bands:
-        _, low, high = calibration.bands[0]
-        return np.full(len(us), np.exp(low)), np.full(len(us), np.exp(high))
-    return np.full(len(us), np.exp(-width)), np.full(len(us), np.exp(width))
+        found = {name: (below, above) for name, below, above in calibration.bands}
+        for name in np.unique(groups := band_groups(gemms, us, alignment)):
+            below, above = found.get(str(name), found["all"])
+            low[groups == name], high[groups == name] = below, above
+    if profile.basis == SIBLING:
+        low, high = low - _SIBLING_WIDENING, high + _SIBLING_WIDENING
+    return np.exp(low), np.exp(high)
+
+
+def band_groups(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64]) -> NDArray[np.str_]:
+    """The group whose band holds for each GEMM: dtype, small / middle / large, aligned or narrow."""
+    size = np.where(us < 12, "small", np.where(us < 120, "middle", "large"))
+    load = np.where(alignment < 16, "narrow", "aligned")
+    dtype = np.array(DTYPES)[gemms.dtype]
+    return np.array([f"{d} {s} {w}" for d, s, w in zip(dtype, size, load, strict=True)], dtype=np.str_)

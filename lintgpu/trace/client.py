@@ -107,7 +107,7 @@ class Worker:
         self._progress = progress or (lambda stage: None)
         self._process: _Process | None = None
         self.hello: Mapping[str, Any] = {}
-        """The worker's process id, its python version, and what of its confinement is enforced and missing; empty before the first request."""
+        """The worker's process id and python version, what of its confinement is enforced and missing; empty before the first request."""
 
     def __enter__(self) -> Worker:
         return self
