@@ -7,7 +7,7 @@ Blocks with effects beyond their outputs (hooks, caches, attributes set while ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -285,9 +285,7 @@ class Memo:
         reached = [(tensor, gradient) for tensor, gradient in zip(run.differentiable, gradients, strict=True) if gradient is not None]
         outer, recorder.items = recorder.items, []
         try:
-            results = torch.autograd.grad(
-                [tensor for tensor, _ in reached], run.leaves, [gradient for _, gradient in reached], retain_graph=True, allow_unused=True
-            )
+            results = differentiated([tensor for tensor, _ in reached], [gradient for _, gradient in reached], run.leaves)
             block = Block(run.block.path, recorder.items)
         finally:
             recorder.items = outer
@@ -296,6 +294,15 @@ class Memo:
 
 def _alignment(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset() * tensor.itemsize % 128)
+
+
+def differentiated(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor] = ()) -> Any:
+    """As torch.autograd.grad (without `leaves` as torch.autograd.backward), keeping the graph; torch's own functions import sympy first."""
+    engine = torch.autograd.Variable._execution_engine
+    accumulate = not leaves
+    return engine.run_backward(
+        tuple(outputs), tuple(gradients), bool(leaves), False, tuple(leaves), allow_unreachable=True, accumulate_grad=accumulate
+    )
 
 
 def _have_hooks(modules: list[nn.Module]) -> bool:

@@ -25,7 +25,7 @@ from lintgpu.trace.errors import TraceError
 from lintgpu.trace.events import fold
 from lintgpu.trace.functions import Functions
 from lintgpu.trace.kinds import dtype_name
-from lintgpu.trace.memo import Memo
+from lintgpu.trace.memo import Memo, differentiated
 from lintgpu.trace.modules import ConstructorSites, ModuleStack, Sites
 from lintgpu.trace.origin import knobs
 from lintgpu.trace.recorder import Recorder
@@ -172,7 +172,7 @@ class _Step:
             raise TraceError("backward", "no output of the model needs a gradient", "name a loss, or trace with --mode infer")
         with self.recorder.silent():
             gradients = [torch.empty_like(tensor) for tensor in outputs]
-        torch.autograd.backward(outputs, gradients)
+        differentiated(outputs, gradients)
 
     def trace(self, provenance: Provenance, seconds: float) -> Trace:
         """The folded ops and what goes with them."""

@@ -63,10 +63,9 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> Any:
 
 
 def _like(tensor: Any, dtype: torch.dtype | None = None) -> Any:
-    """As empty_like: strides are kept where the elements of `tensor` are dense."""
-    if _is_dense(tensor):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=META)
-    return torch.empty_like(tensor, dtype=dtype or tensor.dtype)
+    """As empty_like: strides are kept where the elements of `tensor` are dense, else their order is."""
+    strides = tensor.stride() if _is_dense(tensor) else _output_strides(tensor.shape, [tensor])
+    return torch.empty_strided(tensor.shape, strides, dtype=dtype or tensor.dtype, device=META)
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -349,6 +348,14 @@ def _softmax_backward(gradient: Any, output: Any, dim: int, input_dtype: torch.d
     return _empty(gradient.shape, input_dtype)
 
 
+def _filled_like(
+    input_: Any, *value: Any, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None, **options: Any
+) -> Any:
+    if memory_format == torch.contiguous_format:
+        return _empty(input_.shape, dtype or input_.dtype)
+    return _like(input_, dtype) if memory_format in (None, torch.preserve_format) else NotImplemented
+
+
 def _logical_not(input_: Any) -> Any:
     return _like(input_, torch.bool)
 
@@ -417,6 +424,10 @@ _RULES: dict[str, Callable[..., Any]] = {
     "slice_backward": _slice_backward,
     "select_backward": _slice_backward,
     "embedding": _embedding,
+    "empty_like": _filled_like,
+    "zeros_like": _filled_like,
+    "ones_like": _filled_like,
+    "full_like": _filled_like,
     "logical_not": _logical_not,
     "bitwise_not": lambda input_: _like(input_),
     "nll_loss_forward": _nll_loss,

@@ -103,6 +103,8 @@ def test_masks_and_index_helpers(data: st.DataObject, shape: list[int], dtype: A
     assert agrees(aten.cumsum.default, [value, dim])
     assert agrees(aten.all.default, [value])
     assert agrees(aten.logical_not.default, [value])
+    assert agrees(aten.zeros_like.default, [data.draw(tensors(shape, dtype))], dtype=torch.bfloat16)
+    assert agrees(aten.empty_like.default, [data.draw(tensors(shape, dtype))], memory_format=torch.contiguous_format)
     assert agrees(aten.arange.start_step, [1, 7, 2])
     assert agrees(aten.arange.default, [5])
 

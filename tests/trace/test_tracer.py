@@ -597,3 +597,43 @@ def test_blocks_that_differ_in_what_they_do_are_told_apart(trace_model: TraceMod
     )
     assert memoised.ops == full.ops
     assert sum(op.count for op in full.ops if op.kind == "gemm" and op.phase == FORWARD) == 9
+
+
+def test_blocks_inside_blocks_fold_over_both_depths(trace_model: TraceModel) -> None:
+    def block(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+
+    def build() -> nn.Module:
+        stages = [nn.Sequential(*[block(8) for _ in range(3)]) for _ in range(4)]
+        return nn.Sequential(*stages, nn.Linear(8, 16), nn.Sequential(*[block(16) for _ in range(2)]))
+
+    memoised, full = (trace_model(build, floats(3, 8), memoise=memoise) for memoise in (True, False))
+    assert memoised.ops == full.ops
+    forward = {(op.module, op.gemm.n): op.count for op in memoised.ops if op.gemm is not None and op.phase == FORWARD}
+    assert forward == {("*.*.0", 8): 12, ("4", 16): 1, ("5.*.0", 16): 2}
+
+
+def test_a_failed_trace_leaves_nothing_behind(trace_model: TraceModel) -> None:
+    call, init = nn.Module.__call__, nn.Module.__init__
+    with pytest.raises(TraceError):
+        trace_model(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 9)), floats(3, 8))
+    assert (nn.Module.__call__, nn.Module.__init__) == (call, init)
+    assert nn.Linear(2, 2)(torch.ones(1, 2)).requires_grad
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_decoding_attends_to_the_cache(trace_model: TraceModel) -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 48)
+
+        def forward(self, x: Any, past: Any) -> Any:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            k, v = torch.cat([past, k], 1), torch.cat([past, v], 1)
+            return F.scaled_dot_product_attention(*(t.unflatten(-1, (2, 8)).transpose(1, 2) for t in (q, k, v)))
+
+    trace = trace_model(Cached, lambda: (torch.zeros(2, 1, 16), torch.zeros(2, 32, 16)), mode="decode", sequence=32)
+    (attention,) = [op.attention for op in trace.ops if op.attention is not None]
+    assert (attention.q_len, attention.kv_len) == (1, 33)
+    assert {op.phase for op in trace.ops} == {FORWARD}
