@@ -82,7 +82,7 @@ def _layers(step: _Step, shape: Shape, tokens: int, layers: int, path: str, cros
         _attention(step, shape, tokens, f"{path}.cross_attention", False)
     for _ in range(3 if cross else 2):
         step.norm(f"{path}.norm", tokens, shape.hidden)
-        step.pointwise(f"{path}.residual", tokens * shape.hidden, reads=2)
+        step.pointwise(f"{path}.residual", tokens, shape.hidden, reads=2, wide=True)
     step.count = int(layers - with_experts)
     if step.count:
         _feed_forward(step, shape, tokens, f"{path}.mlp", shape.feed_forward)
@@ -108,7 +108,7 @@ def _feed_forward(step: _Step, shape: Shape, tokens: int, path: str, size: int) 
     if shape.gated:
         step.linear(f"{path}.gate", tokens, shape.hidden, size)
     step.linear(f"{path}.up", tokens, shape.hidden, size)
-    step.pointwise(f"{path}.activation", tokens * size, reads=2 if shape.gated else 1)
+    step.pointwise(f"{path}.activation", tokens, size, reads=2 if shape.gated else 1)
     step.linear(f"{path}.down", tokens, size, shape.hidden)
 
 
@@ -117,7 +117,7 @@ def _experts(step: _Step, shape: Shape, tokens: int, path: str) -> None:
     step.linear(f"{path}.router", tokens, shape.hidden, shape.experts)
     routed = tokens * max(1, shape.experts_per_token)
     step.grouped(f"{path}.gate_up", routed, shape.hidden, (2 if shape.gated else 1) * size, shape.experts)
-    step.pointwise(f"{path}.activation", routed * size, reads=2 if shape.gated else 1)
+    step.pointwise(f"{path}.activation", routed, size, reads=2 if shape.gated else 1)
     step.grouped(f"{path}.down", routed, size, shape.hidden, shape.experts)
     if shape.shared_experts:
         _feed_forward(step, shape, tokens, f"{path}.shared", shape.shared_experts * size)
@@ -142,7 +142,13 @@ class _Step:
     def size(self) -> int:
         return _BYTES[self.workload.dtype]
 
+    @property
+    def wide(self) -> int:
+        """Bytes of what autocast leaves in fp32: weights, norms, the residual stream."""
+        return 4 if self.workload.autocast else self.size
+
     def total(self) -> Parameters:
+        """What the layers so far hold."""
         dtype = "fp32" if self.workload.autocast or self.workload.dtype == "tf32" else self.workload.dtype
         return Parameters(self.tensors, self.elements, self.tensors, self.elements, dtype)
 
@@ -154,7 +160,7 @@ class _Step:
         """y[rows, outputs] = x[rows, inputs] @ W[outputs, inputs]^T with its two gradients."""
         if not tied:
             self.parameters(1 + bias, inputs * outputs + (outputs if bias else 0))
-        self._cast(path, inputs * outputs)
+        self._cast(path, inputs, outputs)
         self._gemm(path, FORWARD, "NT", (rows, outputs, inputs), (inputs, inputs, outputs), bias)
         if self.train:
             self._gemm(path, GRAD_INPUT, "NN", (rows, inputs, outputs), (outputs, inputs, inputs))
@@ -163,7 +169,7 @@ class _Step:
     def grouped(self, path: str, rows: int, inputs: int, outputs: int, groups: int) -> None:
         """The same for `groups` weights W[inputs, outputs], each on its even share of the rows."""
         self.parameters(1, groups * inputs * outputs)
-        self._cast(path, groups * inputs * outputs)
+        self._cast(path, inputs, groups * outputs)
         self._gemm(path, FORWARD, "NN", (rows, outputs, inputs), (inputs, outputs, outputs), groups=groups, ragged="M")
         if self.train:
             self._gemm(path, GRAD_INPUT, "NT", (rows, inputs, outputs), (outputs, outputs, inputs), groups=groups, ragged="M")
@@ -180,44 +186,55 @@ class _Step:
         )  # fmt: skip
         query = int(batch * shape.heads * queries * shape.head_dim * self.size)
         keys = int(2 * batch * shape.kv_heads * length * shape.head_dim * self.size)
-        self._add("attention", path, FORWARD, query + keys, query, attention=record)
+        output = (batch, int(shape.heads), queries, int(shape.head_dim))
+        self._add("attention", path, FORWARD, query + keys, query, output, attention=record)
         if self.train:
-            self._add("attention", path, BACKWARD, 3 * query + keys, query + keys, attention=record)
+            self._add("attention", path, BACKWARD, 3 * query + keys, query + keys, output, attention=record)
 
     def norm(self, path: str, rows: int, width: int) -> None:
+        """Autocast keeps norms in fp32, and what follows takes their result to half precision."""
         self.parameters(1, width)
-        moved = int(rows * width) * self.size
-        self._add("norm", path, FORWARD, moved, moved)
+        shape = (int(rows), int(width))
+        elements = int(rows * width)
+        self._add("norm", path, FORWARD, elements * self.wide, elements * self.wide, shape)
+        if self.wide != self.size:
+            self._add("copy", path, FORWARD, elements * self.wide, elements * self.size, shape)
         if self.train:
-            self._add("norm", path, BACKWARD, 2 * moved, moved)
+            self._add("norm", path, BACKWARD, 2 * elements * self.wide, elements * self.wide, shape)
 
-    def pointwise(self, path: str, elements: int, reads: int) -> None:
-        moved = int(elements) * self.size
-        self._add("pointwise", path, FORWARD, reads * moved, moved)
+    def pointwise(self, path: str, rows: int, width: int, reads: int, wide: bool = False) -> None:
+        """An activation or a residual; `wide` where autocast leaves it in fp32."""
+        moved = int(rows * width) * (self.wide if wide else self.size)
+        shape = (int(rows), int(width))
+        self._add("pointwise", path, FORWARD, reads * moved, moved, shape)
         if self.train:
-            self._add("pointwise", path, BACKWARD, (reads + 1) * moved, reads * moved)
+            self._add("pointwise", path, BACKWARD, (reads + 1) * moved, reads * moved, shape)
 
     def embedding(self, path: str, rows: int, vocabulary: int, width: int) -> None:
+        """Rows looked up, and in training a gradient as large as the table."""
         self.parameters(1, vocabulary * width)
-        moved = int(rows * width) * self.size
-        self._add("embedding", path, FORWARD, moved, moved)
+        moved = int(rows * width) * self.wide
+        self._add("embedding", path, FORWARD, moved, moved, (int(rows), int(width)))
         if self.train:
-            self._add("scatter", path, BACKWARD, moved, int(vocabulary * width) * _BYTES[self.total().dtype])
+            self._add("scatter", path, BACKWARD, moved, int(vocabulary * width) * self.wide, (int(vocabulary), int(width)))
 
     def loss(self, rows: int, vocabulary: int) -> None:
         """Cross entropy over logits taken to fp32, as the usual losses do."""
         logits = int(rows * vocabulary)
-        self._add("copy", "loss", FORWARD, logits * self.size, logits * 4)
-        self._add("loss", "loss", FORWARD, logits * 4, logits * 4)
-        self._add("loss", "loss", BACKWARD, logits * 4, logits * 4)
-        self._add("copy", "loss", BACKWARD, logits * 4, logits * self.size)
+        shape = (int(rows), int(vocabulary))
+        self._add("copy", "loss", FORWARD, logits * self.size, logits * 4, shape)
+        self._add("softmax", "loss", FORWARD, logits * 4, logits * 4, shape)
+        self._add("softmax", "loss", BACKWARD, logits * 4, logits * 4, shape)
+        self._add("copy", "loss", BACKWARD, logits * 4, logits * self.size, shape)
 
-    def _cast(self, path: str, elements: int) -> None:
+    def _cast(self, path: str, inputs: int, outputs: int) -> None:
         """Autocast takes an fp32 weight to half precision once a step, and its gradient back."""
-        if self.workload.autocast and self.size == 2:
-            self._add("copy", path, FORWARD, int(elements) * 4, int(elements) * 2)
-            if self.train:
-                self._add("copy", path, BACKWARD, int(elements) * 2, int(elements) * 4)
+        if self.wide == self.size:
+            return
+        elements, shape = int(inputs * outputs), (int(outputs), int(inputs))
+        self._add("copy", path, FORWARD, elements * self.wide, elements * self.size, shape)
+        if self.train:
+            self._add("copy", path, BACKWARD, elements * self.size, elements * self.wide, shape)
 
     def _gemm(
         self,
@@ -239,7 +256,7 @@ class _Step:
         a, b, c = elements["m"] * elements["k"], elements["k"] * elements["n"] * weights, elements["m"] * elements["n"]
         if ragged == "K":
             b, c = elements["k"] * elements["n"], c * weights
-        self._add("gemm", path, phase, (a + b) * self.size, c * self.size, gemm=gemm)
+        self._add("gemm", path, phase, (a + b) * self.size, c * self.size, (int(m), int(n)), gemm=gemm)
 
     def _origins(self, **dims: int) -> Iterable[tuple[str, str]]:
         from lintgpu.trace.origin import knobs
@@ -250,9 +267,10 @@ class _Step:
                 self.knobs.update(dict.fromkeys(knobs(source)))
                 yield name, source
 
-    def _add(self, kind: str, path: str, phase: str, read: int, written: int, **record: Any) -> None:
+    def _add(self, kind: str, path: str, phase: str, read: int, written: int, shape: tuple[int, ...], **record: Any) -> None:
         name = {"gemm": "mm", "attention": "scaled_dot_product_attention"}.get(kind, kind)
-        self.ops.append(Op(kind, name, phase, self.workload.dtype, read, written, self.count, path, in_layer=self.count > 1, **record))
+        common: dict[str, Any] = {"module": path, "shape": shape, "in_layer": self.count > 1}
+        self.ops.append(Op(kind, name, phase, self.workload.dtype, read, written, self.count, **common, **record))
 
 
 _KEYS: dict[str, tuple[str, ...]] = {

@@ -205,8 +205,8 @@ def _with_entry(model: _Model, entry: SourceFile, over: SourceFile | None = None
 
 
 def _script(tree: ast.Module) -> ast.Module:
-    """A file without its classes: how a model makes itself from published weights is no setup of the script."""
-    return ast.Module([node for node in tree.body if not isinstance(node, ast.ClassDef)], [])
+    """A file without its modules: how a model makes itself from published weights is no setup of the script."""
+    return ast.Module([node for node in tree.body if not (isinstance(node, ast.ClassDef) and source.is_module_class(node))], [])
 
 
 def _given(tree: ast.Module, model: _Model) -> dict[str, Constant]:
@@ -347,6 +347,12 @@ def _dtype_hint(setup: _Setup) -> Iterator[WorkloadHint]:
                 yield WorkloadHint(
                     "dtype", "tf32" if value == "fp32" and _TF32.search(setup.entry.text) else value, holder.span(constant.node)
                 )
+                return
+    for call in source.calls(setup.entry.tree, "autocast"):
+        for keyword in call.keywords:
+            value = _DTYPE_NAMES.get(ast.unparse(keyword.value).rpartition(".")[2], "") if keyword.arg == "dtype" else ""
+            if value:
+                yield WorkloadHint("dtype", value, setup.entry.span(keyword.value))
                 return
     loop = _training_loop(setup.entry.tree)
     if loop is not None and not _PRECISION_WORDS.search(setup.entry.text) and not _PRECISION_WORDS.search(setup.model.file.text):

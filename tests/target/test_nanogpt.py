@@ -172,6 +172,42 @@ def test_a_script_without_any_half_precision_trains_in_fp32(folder: Path, line: 
     assert hints["dtype"] == dtype
 
 
+def test_the_dtype_of_autocast_is_read(folder: Path) -> None:
+    text = "\n".join(part for part in TRAIN.splitlines() if not part.startswith("dtype"))
+    cast = "    with torch.autocast(device_type='cuda', dtype=torch.float16):\n        loss = model(x, y)[1]"
+    (folder / "train.py").write_text(text.replace("    loss = model(x, y)[1]", cast))
+    hints = {hint.field: hint.value for hint in found(folder / "train.py")[0].hints}
+    assert hints["dtype"] == "fp16"
+
+
+def test_a_script_with_classes_and_flags_is_read_too(folder: Path) -> None:
+    (folder / "train.py").write_text("""
+import argparse
+from model import TinyConfig, Tiny
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--n-embd", type=int, default=72)
+parser.add_argument("--batch-size", "-b", type=int, default=5)
+
+class Trainer:
+    def setup(self, args):
+        self.args = dict(n_embd=args.n_embd)
+        self.args["vocab_size"] = 600 if args.vocab is None else 600
+        self.model = Tiny(TinyConfig(**self.args))
+
+    def run(self):
+        for x, y in self.data:
+            self.model(x, y)[1].backward()
+            self.optimizer.step()
+""")
+    [target] = found(folder / "train.py")
+    assert values(target)["n_embd"] == (72, "train.py", 6)
+    assert values(target)["vocab_size"] == (600, "train.py", 12)
+    assert {hint.field: hint.value for hint in target.hints}["batch"] == 5
+    assert target.compile is not None
+    assert (target.compile.state, target.compile.span.line) == ("absent", 13)
+
+
 def test_a_file_of_overrides_wins_over_the_script(folder: Path) -> None:
     path = folder / "config" / "wide.py"
     path.write_text('"""Wider."""\nimport time\nn_embd = 64\nbatch_size = 3\nout_dir = "a" + str(time.time())\n')
