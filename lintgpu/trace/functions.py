@@ -120,6 +120,25 @@ def _split(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(tensor, [share + (i < rest) for i in range(len(sizes))], dim)
 
 
+def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Lists as indices become tensors in C++, on the device of the indexed tensor: their values would be lost there."""
+    tensor, index = args[:2]
+    if not tensor.is_meta:
+        return NotImplemented
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(part, list) and part for part in parts):
+        return NotImplemented
+    lifted = tuple(_lifted_list(recorder, part) for part in parts)
+    return func(tensor, lifted if isinstance(index, tuple) else lifted[0], *args[2:])
+
+
+def _lifted_list(recorder: Recorder, part: Any) -> Any:
+    if not isinstance(part, list) or any(not isinstance(leaf, (bool, int)) for leaf in tree_leaves(part)):
+        return part
+    with unmoded():
+        return recorder.shadows.lift(torch.tensor(part, device="cpu"))
+
+
 def _stay(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0] if args[0].is_meta else NotImplemented
 
@@ -158,6 +177,8 @@ _HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     Tensor.cuda: _stay,
     Tensor.pin_memory: _stay,
     Tensor.to: _to,
+    Tensor.__getitem__: _index,
+    Tensor.__setitem__: _index,
     torch.split: _split,
     Tensor.split: _split,
     torch.split_with_sizes: _split,

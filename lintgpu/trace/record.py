@@ -112,6 +112,7 @@ class _Step:
     def run(self, memoise: bool) -> None:
         """Forward and, in training, backward. Where the model refuses its inputs, the maker of the inputs is asked for others."""
         self.model.train(self.training)
+        self.recorder.restart()
         first: TraceError | None = None
         while True:
             try:

@@ -15,7 +15,7 @@ from lintgpu.trace.events import Event, Place, Replay
 from lintgpu.trace.kinds import OpPlan, dtype_name, footprint, plan, traffic
 from lintgpu.trace.modules import ModuleStack, Sites
 from lintgpu.trace.records import BACKWARD, FORWARD, GRAD_INPUT, GRAD_WEIGHT, Attention
-from lintgpu.trace.shadow import Shadows, is_small, storage_id
+from lintgpu.trace.shadow import MAX_BYTES, Shadows, storage_id
 from lintgpu.trace.shapes import META
 from lintgpu.trace.weights import Weights, traced_numbers
 
@@ -148,7 +148,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- values
 
     def restart(self) -> None:
-        """Forget what ran; values and weights stay known."""
+        """Ready for a step: forget what ran; values and weights stay known."""
+        self.shadows.max_float_bytes = MAX_BYTES
         self.items = []
         self.assumptions = {}
         self.tainted = {}
@@ -234,7 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 for tensor in written:
                     self.shadows.forget(tensor)
             return
-        if known and all(is_small(tensor.shape, tensor.dtype) for tensor in outputs):
+        if known and all(self.shadows.wants(tensor.shape, tensor.dtype) for tensor in outputs):
             values = self._evaluate(func, args, kwargs)
             for tensor, value in zip(outputs, values, strict=False):
                 if tensor.shape == value.shape and tensor.dtype == value.dtype:

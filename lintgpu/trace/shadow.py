@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-MAX_INTEGER_BYTES = 16 << 20
-MAX_FLOAT_BYTES = 32 << 10
+MAX_BYTES = 16 << 20
+MAX_FLOAT_BYTES_OF_BUILD = 32 << 10
+"""While a model is built, floats are mostly weights, whose first values say nothing."""
+
 _SWEEP_BYTES = 64 << 20
 
 
@@ -24,19 +26,19 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def is_small(shape: Any, dtype: torch.dtype) -> bool:
-    """Whether contents of this size are worth keeping."""
-    limit = MAX_FLOAT_BYTES if dtype.is_floating_point or dtype.is_complex else MAX_INTEGER_BYTES
-    return bool(math.prod(shape) * dtype.itemsize <= limit)
-
-
 class Shadows:
     """The twins of all living meta storages."""
 
     def __init__(self) -> None:
         """Starts with nothing known."""
+        self.max_float_bytes = MAX_FLOAT_BYTES_OF_BUILD
         self._twins: dict[int, tuple[Any, torch.UntypedStorage]] = {}
         self._added = 0
+
+    def wants(self, shape: Any, dtype: torch.dtype) -> bool:
+        """Whether contents of this size are worth keeping."""
+        limit = self.max_float_bytes if dtype.is_floating_point or dtype.is_complex else MAX_BYTES
+        return bool(math.prod(shape) * dtype.itemsize <= limit)
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether the contents of `tensor` are known."""
@@ -70,7 +72,7 @@ class Shadows:
         covered = tensor.numel() * tensor.itemsize == storage.nbytes() and all(
             stride > 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
         )
-        if not covered or not is_small(tensor.shape, tensor.dtype):
+        if not covered or not self.wants(tensor.shape, tensor.dtype):
             return False
         self._put(storage, torch.UntypedStorage(storage.nbytes()))
         return True
@@ -83,7 +85,7 @@ class Shadows:
         """A meta tensor with the known contents of a CPU tensor."""
         with unmoded():
             tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        if is_small(value.shape, value.dtype):
+        if self.wants(value.shape, value.dtype):
             self.attach(tensor, value.detach())
         return tensor
 

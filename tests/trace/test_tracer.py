@@ -86,6 +86,17 @@ def test_a_write_to_a_base_is_seen_by_its_views(trace_model: TraceModel, gemms: 
     assert trace.assumptions == ()
 
 
+def test_lists_as_indices_keep_their_values(trace_model: TraceModel) -> None:
+    def forward(parts: Any, x: Any) -> Any:
+        positions = torch.arange(8).view(2, 4)
+        positions[:, [0, 3]] = -1
+        return x.sum() if positions[:, [-1, 0]].max().item() == -1 and positions[0, [1, 2]].tolist() == [1, 2] else x
+
+    trace = trace_model(lambda: Wrapper(forward), floats(3, 8), mode="infer")
+    assert trace.assumptions == ()
+    assert [op.name for op in trace.ops if op.kind == "reduction"].count("sum") == 1
+
+
 def test_unknown_contents_written_into_known_ones_are_unknown(trace_model: TraceModel) -> None:
     def forward(parts: Any, x: Any) -> Any:
         known = torch.zeros(4)
