@@ -100,6 +100,7 @@ class Memo:
         self._kinds = alike(root, recorder.shadows, recorder.weights, recorder.modules.site)
         self._runs: dict[Hashable, _Run] = {}
         self._unsafe: set[int] = set()
+        self._hashes: dict[tuple[int, int], tuple[torch.Tensor, int | None]] = {}
         self._parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
 
     def call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -147,9 +148,8 @@ class Memo:
         return tuple(parts)
 
     def _tensor_key(self, tensor: torch.Tensor) -> Hashable:
-        value = self._recorder.shadows.value(tensor)
-        contents = None if value is None else contents_hash(value)
         recorder = self._recorder
+        contents = self._contents(tensor) if recorder.shadows.knows(tensor) else None
         return (
             tuple(tensor.shape),
             tensor.stride(),
@@ -163,6 +163,14 @@ class Memo:
             recorder.classes.classes_of(tensor),
             recorder.classes.share_of(tensor),
         )
+
+    def _contents(self, tensor: torch.Tensor) -> int | None:
+        """A hash of known contents; the same masks and tables go into every block, so it is taken once."""
+        entry = self._hashes.get((id(tensor), tensor._version))
+        if entry is None:
+            value = self._recorder.shadows.value(tensor)
+            entry = self._hashes[(id(tensor), tensor._version)] = (tensor, None if value is None else contents_hash(value))
+        return entry[1]
 
     # -- the first run
 
