@@ -243,7 +243,7 @@ def _message(context: Context, knob: Knob, suggestion: int, gain: Saving, togeth
     also = f" together with {_names(together, chosen)}" if together else ""
     text = (
         f"{knob.name} = {knob.value} keeps GEMMs off the fast kernels of {context.step.gpu}; {suggestion}{also} saves "
-        f"{gain.gpu_us:,.0f} us, {gain.gpu_share:.0%} of the GPU time of a step ({gain.step_share:.0%} of the step)"
+        f"{gain.gpu_us:,.0f} us, {gain.gpu_share:.0%} of the GPU time of a step ({max(0.0, gain.step_share):.0%} of the step)"
     )
     if context.workload.compiled:
         return text + "; torch.compile already pads these GEMMs"

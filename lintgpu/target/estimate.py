@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lintgpu.target.huggingface import architectures_of
 from lintgpu.trace.origin import TracedInt, expression
 from lintgpu.trace.records import BACKWARD, FORWARD, GRAD_INPUT, GRAD_WEIGHT, Attention, Gemm, Op, Parameters, Trace
 from lintgpu.workload import Mode, Workload
@@ -315,7 +316,7 @@ def shape_of(numbers: Mapping[str, int], traits: Mapping[str, Any]) -> Shape | N
     hidden, layers, heads = numbers.get("hidden", 0), numbers.get("layers", 0), numbers.get("heads", 0)
     if not (hidden and layers and heads and numbers.get("vocabulary")):
         return None
-    kind = str((traits.get("architectures") or [""])[0])
+    kind = next(iter(architectures_of(traits)), "")
     activation = str(traits.get("hidden_act") or traits.get("hidden_activation") or traits.get("activation_function") or "")
     modern = "rms_norm_eps" in traits
     kv_heads = numbers.get("kv_heads") or (1 if traits.get("multi_query") else heads)

@@ -107,17 +107,23 @@ def describes_a_model(data: object) -> bool:
     """Whether a JSON value is a transformers config."""
     if not isinstance(data, dict):
         return False
-    architectures = data.get("architectures")
-    named = isinstance(architectures, list) and any(isinstance(name, str) and _CLASS_NAME.fullmatch(name) for name in architectures)
+    named = any(_CLASS_NAME.fullmatch(name) for name in architectures_of(data))
     typed = isinstance(data.get("model_type"), str) and any(isinstance(key, str) and _COMPANION.fullmatch(key) for key in data)
     return named or typed
+
+
+def architectures_of(data: Mapping[str, Any]) -> list[str]:
+    """The class names under `architectures`, which some files give as one string."""
+    value = data.get("architectures")
+    names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [name for name in names if isinstance(name, str)]
 
 
 def integers(data: object, path: Path = ()) -> Iterator[tuple[Path, int]]:
     """The place and value of each integer of a config that may be a dimension of its model, in file order."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
-        if isinstance(key, str) and _NO_KNOB.fullmatch(key):
+        if isinstance(key, str) and (not key or _NO_KNOB.fullmatch(key)):
             continue
         if isinstance(value, int) and not isinstance(value, bool):
             yield (*path, key), value

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lintgpu.target.base import Built
-from lintgpu.target.huggingface import DEFAULT_PREFIX, Path, integers, knob_id
+from lintgpu.target.huggingface import DEFAULT_PREFIX, Path, architectures_of, integers, knob_id
 from lintgpu.trace.errors import BuildError, TraceError
 from lintgpu.trace.origin import TracedInt
 from lintgpu.workload import Workload
@@ -106,7 +106,7 @@ def _classes(transformers: Any, values: dict[str, Any]) -> tuple[Any | None, Any
 
 
 def _named_class(transformers: Any, values: Mapping[str, Any]) -> Any | None:
-    names = [name for name in values.get("architectures") or () if isinstance(name, str)]
+    names = architectures_of(values)
     if not names:
         return None
     for name in names:
@@ -139,6 +139,8 @@ def _unknown(transformers: Any, values: Mapping[str, Any], architecture: str = "
     if isinstance(auto_map, dict) and auto_map:
         code = list(auto_map.values())[-1]
         return f"{installed}: it is remote code of the model's repository (auto_map: {code}), which lintgpu never runs"
+    if values.get("_diffusers_version"):
+        return f"{installed}: it is a config of diffusers, which lintgpu does not build from its config yet"
     written_by = str(values.get("transformers_version") or "")
     if _version(written_by) > _version(transformers.__version__):
         return f"{installed}: the config was written by transformers {written_by}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lintgpu.settings import Settings
 from lintgpu.source import read
 from lintgpu.target.base import Target
-from lintgpu.target.huggingface import HuggingFace, describes_a_model, integers, knob_id
+from lintgpu.target.huggingface import HuggingFace, architectures_of, describes_a_model, integers, knob_id
 from lintgpu.target.roles import role_of
 
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_inner": None}
@@ -48,7 +48,7 @@ def test_configs_are_known_by_their_content(tmp_path: Path, data: dict[str, Any]
         {"vocab_size": 30522, "hidden_size": 768},
         {"model_type": "linear", "alpha": 0.1},
         {"architectures": ["x64", "arm64"]},
-        {"architectures": "LlamaForCausalLM"},
+        {"architectures": "x86_64"},
         {"model_type": 7, "vocab_size": 30522},
         {"text": 'says "model_type" in a string'},
         {"tokenizer_class": "GPT2Tokenizer", "model_max_length": 1024},
@@ -184,3 +184,10 @@ def test_any_json_gets_an_answer(data: Any) -> None:
 )
 def test_roles_follow_the_usual_names(name: str, role: str) -> None:
     assert role_of(name) == role
+
+
+def test_architectures_given_as_one_string_are_one_class(tmp_path: Path) -> None:
+    assert len(targets(tmp_path, {"architectures": "GPT2LMHeadModel", "vocab_size": 50257})) == 1
+    assert architectures_of({"architectures": "GPT2LMHeadModel"}) == ["GPT2LMHeadModel"]
+    assert architectures_of({"architectures": ["A", 3, None]}) == ["A"]
+    assert architectures_of({"architectures": 7}) == []
