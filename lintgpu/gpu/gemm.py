@@ -35,7 +35,7 @@ _NARROW: dict[str, dict[str, float]] = {
     "Ada": {"narrow_4": 0.63, "narrow_2": 0.45, "narrow_tf32": 0.61},
 }
 _DEFAULT_BAND = {MEASURED: 0.10, CALIBRATED: 0.12, SIBLING: 0.2}
-_SPECIFICATION_BAND = 0.45
+SPECIFICATION_BAND = 0.45
 _SIBLING_WIDENING = 0.12
 SUSTAINED_TERMS = 11
 NARROW_SHRINKAGE = 0.13
@@ -139,7 +139,7 @@ def _rates(gemms: Gemms, alignment: NDArray[np.int64], profile: Profile, values:
 def bands(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64], profile: Profile) -> tuple[FloatArray, FloatArray]:
     """Factors on the predicted time that hold 80 % of the measured ones."""
     calibration: Calibration | None = profile.calibration
-    width = _DEFAULT_BAND.get(profile.basis, _SPECIFICATION_BAND)
+    width = _DEFAULT_BAND.get(profile.basis, SPECIFICATION_BAND)
     low, high = np.full(len(us), -width), np.full(len(us), width)
     if calibration is not None and calibration.bands:
         found = {name: (below, above) for name, below, above in calibration.bands}

@@ -81,7 +81,7 @@ _FALLBACK_DTYPES = {"fp8": ("bf16", "fp16"), "int8": ("fp16",), "fp4": ("fp8", "
 
 
 def all_profiles() -> tuple[Profile, ...]:
-    """Every known GPU, in the order of the data file (the usual variant of a family first)."""
+    """Every known GPU, in the order of the data file (the usual variant of a family first), without its calibration: `find` adds that."""
     return _profiles()
 
 
@@ -97,13 +97,13 @@ def find(name: str) -> Profile:
     compact = _compact(name)
     for profile in profiles:
         if _compact(profile.name) == compact:
-            return profile
+            return _calibrated(profile)
     words = _words(name, profiles)
     if words is not None:
         for candidate in (words, {word for word in words if not _is_memory_size(word)}):
             match = next((p for p in profiles if _matches(candidate, p)), None)
             if match is not None:
-                return match
+                return _calibrated(match)
     raise UnknownGpu(name, _near(name, profiles))
 
 
@@ -130,20 +130,12 @@ def _from_file(path: Path) -> Profile:
 
 @lru_cache(maxsize=1)
 def _profiles() -> tuple[Profile, ...]:
-    folder = resources.files(__name__)
-    with resources.as_file(folder / "gpus.csv") as path, path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    calibrations = {}
-    for row in rows:
-        with resources.as_file(folder / f"{_slug(row['name'])}.npz") as path:
-            if path.is_file():
-                calibrations[row["name"]] = load_calibration(path)
-    return tuple(_profile(row, calibrations) for row in rows)
+    with resources.as_file(resources.files(__name__) / "gpus.csv") as path, path.open(newline="", encoding="utf-8") as file:
+        return tuple(_profile(row) for row in csv.DictReader(file))
 
 
-def _profile(row: dict[str, str], calibrations: dict[str, Calibration]) -> Profile:
-    own, sibling = calibrations.get(row["name"]), calibrations.get(row["sibling"])
-    borrowed = SIBLING if sibling is not None else SPECIFICATION
+def _profile(row: dict[str, str]) -> Profile:
+    basis = CALIBRATED if _has_calibration(row["name"]) else SIBLING if _has_calibration(row["sibling"]) else SPECIFICATION
     return Profile(
         name=row["name"],
         architecture=row["architecture"],
@@ -156,12 +148,26 @@ def _profile(row: dict[str, str], calibrations: dict[str, Calibration]) -> Profi
         peaks=tuple((dtype, float(row[dtype])) for dtype in _SPEC_DTYPES if row[dtype]),
         sibling=row["sibling"],
         note=row["note"],
-        basis=own.basis if own is not None else borrowed,
-        calibration=own if own is not None else sibling,
+        basis=basis,
     )
 
 
-def _slug(name: str) -> str:
+def _has_calibration(name: str) -> bool:
+    return bool(name) and (resources.files(__name__) / f"{slug(name)}.npz").is_file()
+
+
+@lru_cache(maxsize=8)
+def _calibrated(profile: Profile) -> Profile:
+    """`profile` with its own calibration, its sibling's or none, as its basis says."""
+    if profile.basis == SPECIFICATION:
+        return profile
+    name = profile.name if profile.basis == CALIBRATED else profile.sibling
+    with resources.as_file(resources.files(__name__) / f"{slug(name)}.npz") as path:
+        return replace(profile, calibration=load_calibration(path))
+
+
+def slug(name: str) -> str:
+    """The file name of a GPU's calibration, without its ending."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
