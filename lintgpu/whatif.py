@@ -115,7 +115,7 @@ class WhatIf:
             whole = evaluate(numerator, values)
             # What the rest of the numerator already brings need not come from this knob.
             rest = whole // self.knobs[knob_id].value if self.knobs[knob_id].value and whole % self.knobs[knob_id].value == 0 else 1
-            if divisor > 1 and whole % divisor == 0:
+            if divisor > 1:
                 found.add(divisor // math.gcd(divisor, rest))
         return tuple(sorted(found - {1}))
 

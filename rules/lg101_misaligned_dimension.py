@@ -106,15 +106,16 @@ class MisalignedDimension(Rule):
             others = {key: value for key, value in chosen.changes.items() if key != knob_id}
             without = context.what_if.confirmed(others) if others else base
             before = base if isinstance(without, Rejected) else without
-            gain = saving(before, chosen)
-            if gain.low >= LEAST_SAVING:
-                yield self._finding(context, context.what_if.knobs[knob_id], chosen, gain)
+            # What leaving this one alone would cost decides; what is told is what all of them save together.
+            own = saving(before, chosen)
+            if own.low >= LEAST_SAVING:
+                lost = (before.step.step_us - chosen.step.step_us) / context.step.step_us
+                yield self._finding(context, context.what_if.knobs[knob_id], chosen, saving(base, chosen), Severity.of_share(lost))
 
-    def _finding(self, context: Context, knob: Knob, chosen: Outcome, gain: Saving) -> Finding:
+    def _finding(self, context: Context, knob: Knob, chosen: Outcome, gain: Saving, severity: Severity) -> Finding:
         suggestion = chosen.changes[knob.id]
         flagged = _flagged(context, knob.id)
         gpu_us = sum(cost * op.count for op, cost in flagged)
-        severity = Severity.of_share(gain.step_share)
         if context.workload.compiled:
             severity = Severity.NOTE
         together = [context.what_if.knobs[key] for key in chosen.changes if key != knob.id]
@@ -240,7 +241,7 @@ def _flagged(context: Context, knob_id: str) -> list[tuple[Op, float]]:
 
 
 def _message(context: Context, knob: Knob, suggestion: int, gain: Saving, together: list[Knob], chosen: Outcome) -> str:
-    also = f" together with {_names(together, chosen)}" if together else ""
+    also = f" with {_names(together, chosen)}" if together else ""
     text = (
         f"{knob.name} = {knob.value} keeps GEMMs off the fast kernels of {context.step.gpu}; {suggestion}{also} saves "
         f"{gain.gpu_us:,.0f} us, {gain.gpu_share:.0%} of the GPU time of a step ({max(0.0, gain.step_share):.0%} of the step)"

@@ -169,3 +169,23 @@ def test_shapes_without_a_model_could_not_do_its_work() -> None:
     result = CliRunner().invoke(main, ["shapes", "--static", "data.json"])
     assert result.exit_code == 2
     assert "no model found in 1 file" in result.stderr
+
+
+def test_several_misaligned_sizes_are_told_with_what_they_save_together() -> None:
+    Path("config.json").write_text(GPT2.replace("50257", "32001").replace("768", "1026").replace('"n_head": 12', '"n_head": 9'))
+    found = findings("config.json")
+    assert {finding["knob"] for finding in found} == {"vocab_size", "n_embd"}
+    assert len({finding["cost"]["saving_gpu_share"] for finding in found}) == 1
+    (width,) = (finding for finding in found if finding["knob"] == "n_embd")
+    assert width["suggestion"] % 9 == 0, "the heads still divide it"
+    assert f"with vocab_size = {next(f['suggestion'] for f in found if f['knob'] == 'vocab_size')}" in width["message"]
+
+
+@pytest.mark.parametrize("value", ["999999999999999999", "-5", "0", "null", '"50257"', "50257.5", "[50257]", "true"])
+def test_numbers_that_make_no_model_are_not_judged(value: str) -> None:
+    Path("config.json").write_text(GPT2.replace("50257", value))
+    result = check("-f", "json", "config.json")
+    report = json.loads(result.stdout)
+    assert report["findings"] == []
+    assert report["targets"][0]["basis"] == "failed"
+    assert "Warning" not in result.stderr

@@ -305,6 +305,10 @@ def estimate_config(data: Mapping[str, Any], values: Mapping[str, int], workload
     return estimate(shape, workload) if shape is not None else None
 
 
+_TOO_LARGE = 1 << 31
+"""No dimension of a tensor that fits a GPU, and products of three such numbers would not fit an int64."""
+
+
 def numbers_of(named: Mapping[str, int]) -> dict[str, int]:
     """The Shape fields that integers set, by the names configs and sources give them."""
     found = {name: next((named[key] for key in keys if named.get(key, 0) > 0), 0) for name, keys in _KEYS.items()}
@@ -314,7 +318,7 @@ def numbers_of(named: Mapping[str, int]) -> dict[str, int]:
 def shape_of(numbers: Mapping[str, int], traits: Mapping[str, Any]) -> Shape | None:
     """Fill in what the numbers leave open from the usual conventions; None without a hidden size, layers and a vocabulary."""
     hidden, layers, heads = numbers.get("hidden", 0), numbers.get("layers", 0), numbers.get("heads", 0)
-    if not (hidden and layers and heads and numbers.get("vocabulary")):
+    if not (hidden and layers and heads and numbers.get("vocabulary")) or max(numbers.values()) >= _TOO_LARGE:
         return None
     kind = next(iter(architectures_of(traits)), "")
     activation = str(traits.get("hidden_act") or traits.get("hidden_activation") or traits.get("activation_function") or "")
