@@ -53,7 +53,6 @@ class Case:
     options: tuple[str, ...] = ()
     """Command-line options of `lintgpu check`."""
     expect: tuple[Expected, ...] = ()
-    needs_trace: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Change a knob, get the step again, compare.
 
-Two answers, one cheap and one sure: `substituted` evaluates each dim's origin at the new values inside the recorded trace
-(microseconds; good for ranking many values), `confirmed` builds and traces the changed model again, so that derived dims,
+Two answers, one cheap and one sure: `rank` evaluates each dim's origin at the new values inside the recorded trace
+(milliseconds for many values), `confirmed` builds and traces the changed model again, so that derived dims,
 tied weights and the model's own constraints are the real ones. A finding rests on `confirmed` alone.
 """
 
@@ -74,13 +74,11 @@ class WhatIf:
         self._retrace, self._cost, self._prepare = retrace, cost, prepare
         self._confirmed: dict[tuple[tuple[str, int], ...], Outcome | Rejected] = {}
 
-    def substituted(self, changes: Changes) -> Outcome:
-        """The recorded trace with every dim whose origin names a changed knob evaluated anew; not checked against the model."""
-        trace = substitute(self.base, {key: knob.value for key, knob in self.knobs.items()}, changes)
-        return Outcome(changes, trace, self._cost(trace))
-
     def rank(self, choices: Iterable[Changes]) -> list[Outcome]:
-        """`substituted` of many changes, costed together."""
+        """The recorded trace with every dim whose origin names a changed knob evaluated anew, once for each change and costed together.
+
+        Not checked against the model.
+        """
         values = {key: knob.value for key, knob in self.knobs.items()}
         traces = [(changes, substitute(self.base, values, changes)) for changes in choices]
         self._prepare([op for _, trace in traces for op in trace.ops])

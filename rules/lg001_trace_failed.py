@@ -41,7 +41,6 @@ class TraceFailed(Rule):
             {"config.json": '{"model_type": "no_such_model_type",\n "vocab_size": 50257}\n'},
             (),
             (Expected("config.json", 1, 16, severity=Severity.WARNING),),
-            needs_trace=True,
         ),
     )
     good = (Case("a model that traces", {"config.json": '{"model_type": "gpt2", "vocab_size": 50304, "n_layer": 1}\n'}, ("--batch", "1")),)

@@ -13,7 +13,6 @@ from lintgpu.gpu.tiles import Tiling
 
 FloatArray = NDArray[np.float64]
 
-VERSION = 1
 _TILES = (
     (320, 128), (256, 128), (128, 256), (192, 192), (256, 160), (192, 128),
     (128, 192), (128, 160), (128, 128), (64, 128), (128, 64), (64, 64),
