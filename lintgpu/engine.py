@@ -436,6 +436,11 @@ def _distinct(findings: Sequence[Finding]) -> list[Finding]:
 def _summary(traced: Traced, costed: Costed | None) -> TargetSummary:
     trace, failure, workload = traced.trace, traced.failure, traced.workload
     notes = list(traced.target.notes) + (list(trace.assumptions) if trace else [])
+    use = traced.target.compile
+    if use is not None and use.by_framework:
+        notes.append(f"{use.by_framework} compiles the model by itself")
+    if trace is not None and trace.compile_calls:
+        notes.append(f"the model compiles {', '.join(trace.compile_calls)} by itself")
     if failure is not None:
         notes.insert(0, f"not traced: {failure.reason}" + (f" ({failure.hint})" if failure.hint else ""))
     gpu = costed.profile.name if costed else ", ".join(traced.settings.gpus)
