@@ -9,24 +9,42 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 import lintgpu
-from lintgpu import engine
 from lintgpu import report as reports
 from lintgpu.cache import Cache, default_folder
 from lintgpu.finding import Severity
-from lintgpu.report.base import FileError, Report
+from lintgpu.report.base import FileError, Format, Report
 from lintgpu.settings import COMPILE, DEFAULT_GPU, DTYPES
 from lintgpu.workload import Mode
 
+if TYPE_CHECKING:
+    from lintgpu import engine
+
 CLEAN, FOUND, FAILED = 0, 1, 2
 PROGRESS_AFTER_SECONDS = 1.0
-FORMATS = tuple(sorted(reports.formats()))
 
 Command = Callable[..., Any]
+
+
+class _Format(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """An output format by its name; which there are is looked up only for the help and for a wrong name."""
+
+    name = "format"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Format:
+        """The format called `value`. Raises click.BadParameter where there is none."""
+        found = value if not isinstance(value, str) else reports.find(value) if value.isidentifier() else None
+        if found is None:
+            self.fail(f"{value!r} is not one of {', '.join(sorted(reports.formats()))}", param, ctx)
+        return cast(Format, found)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The names, as for a choice."""
+        return f"[{'|'.join(sorted(reports.formats()))}]"
 
 
 def _target_options(command: Command) -> Command:
@@ -73,7 +91,7 @@ def main() -> None:
 @click.option(
     "--fail-on", type=click.Choice([severity.value for severity in Severity]), help="Least severity for exit code 1. [default: warning]"
 )
-@click.option("-f", "--output-format", type=click.Choice(FORMATS), default="full", show_default=True)
+@click.option("-f", "--output-format", type=_Format(), default="full", show_default=True)
 @click.option("-o", "--output-file", type=click.Path(dir_okay=False), help="Write the report there instead of to stdout.")
 @click.option("--diff", is_flag=True, help="Show what --fix would change, and change nothing.")
 @click.option("--fix", is_flag=True, help="Write suggested values that a second trace confirmed.")
@@ -84,6 +102,8 @@ def check(paths: tuple[str, ...], **options: Any) -> None:
     PATHS are files or folders; the current folder without any. Exit code 0: clean; 1: findings at or above --fail-on; 2: something could
     not be run or read.
     """
+    from lintgpu import engine
+
     selection = {name: _codes(options.pop(name)) for name in ("select", "ignore")}
     request = _request(paths, options, {name: codes for name, codes in selection.items() if codes})
     with _Progress() as progress:
@@ -101,6 +121,7 @@ def check(paths: tuple[str, ...], **options: Any) -> None:
 @click.option("--order", type=click.Choice(("share", "model")), default="share", show_default=True, help="Costliest first, or as they run.")
 def shapes(paths: tuple[str, ...], **options: Any) -> None:
     """Print every GEMM of a step with its shape, layout, cost and bound."""
+    from lintgpu import engine
     from lintgpu.report.shapes import render_shapes
 
     with _Progress() as progress:
@@ -183,6 +204,8 @@ def predict(shapes_file: str | None, shape: tuple[str, ...], gpu: str, output_fi
 
 
 def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[str, Any]) -> engine.Request:
+    from lintgpu import engine
+
     for name in ("static", "trust"):
         if options[name]:
             overrides[name] = True
@@ -255,11 +278,11 @@ def _left_out(plan: Any) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def _write(report: Report, output_format: str, output_file: str | None) -> None:
+def _write(report: Report, output_format: Format, output_file: str | None) -> None:
     terminal = output_file is None and sys.stdout.isatty()
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = shutil.get_terminal_size().columns if terminal else 0
-    text = reports.formats()[output_format].render(replace(report, color=color, width=width))
+    text = output_format.render(replace(report, color=color, width=width))
     if output_file is None:
         click.echo(text, nl=False, color=color)
         return

@@ -22,13 +22,13 @@ from lintgpu.source.suppressions import suppressed
 from lintgpu.source.walk import walk
 from lintgpu.target import families, family_named
 from lintgpu.target.base import Knob, Target
-from lintgpu.trace.client import Limits, Worker
 from lintgpu.trace.records import Trace, TraceFailure
 from lintgpu.workload import Workload
 
 if TYPE_CHECKING:
     from lintgpu.gpu.costs import StepCost
     from lintgpu.gpu.profiles import Profile
+    from lintgpu.trace.client import Worker
 
 NOT_TRACED = ("environment", "trust", "static")
 """Stages at which nothing was tried: said once in the output, and no finding where the config's numbers could be read instead."""
@@ -273,6 +273,8 @@ class _Run:
         return [settings.python, settings.root if _trusted(target, settings) else None]
 
     def _worker(self, stack: ExitStack, settings: Settings, target: Target) -> Worker:
+        from lintgpu.trace.client import Limits, Worker
+
         trust = _trusted(target, settings)
         root = settings.root if trust else None  # Without trust one worker serves every project.
         key = (settings.python, root, settings.time_limit, settings.memory_limit_gb)

@@ -143,8 +143,9 @@ def bands(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64], profile: P
     low, high = np.full(len(us), -width), np.full(len(us), width)
     if calibration is not None and calibration.bands:
         found = {name: (below, above) for name, below, above in calibration.bands}
-        for name in np.unique(groups := band_groups(gemms, us, alignment)):
-            below, above = found.get(str(name), found["all"])
+        groups = band_groups(gemms, us, alignment)
+        for name in set(groups.tolist()):  # np.unique imports numpy.ma, which takes as long as all the rest of this
+            below, above = found.get(name, found["all"])
             low[groups == name], high[groups == name] = below, above
     if profile.basis == SIBLING:
         low, high = low - _SIBLING_WIDENING, high + _SIBLING_WIDENING

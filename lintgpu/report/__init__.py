@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from typing import cast
 
@@ -15,4 +16,14 @@ def formats() -> dict[str, Format]:
     return {module.NAME: cast(Format, module) for module in modules if hasattr(module, "NAME") and hasattr(module, "render")}
 
 
-__all__ = ["Report", "formats"]
+def find(name: str) -> Format | None:
+    """The output format called `name`, or None. The file of that name is looked at first, so that a run imports one format."""
+    for module_name in (name, f"{name}_"):
+        if importlib.util.find_spec(f"{__name__}.{module_name}") is not None:
+            module = importlib.import_module(f"{__name__}.{module_name}")
+            if getattr(module, "NAME", None) == name and hasattr(module, "render"):
+                return cast(Format, module)
+    return formats().get(name)
+
+
+__all__ = ["Report", "find", "formats"]

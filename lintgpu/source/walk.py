@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-
-import pathspec
+from typing import TYPE_CHECKING
 
 from lintgpu.source.file import LANGUAGES
+
+if TYPE_CHECKING:
+    import pathspec
 
 SKIPPED_FOLDERS = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist", "venv", "env", ".venv"})
 
@@ -20,7 +22,7 @@ def walk(paths: Sequence[str], exclude: Sequence[str], root: str) -> Iterator[st
     A file named outright is always taken. Folders are searched for Python, YAML, JSON and TOML; hidden folders, environments, what a
     .gitignore names and what `exclude` matches (gitignore patterns, relative to `root`) are left out.
     """
-    excluded = pathspec.GitIgnoreSpec.from_lines(exclude)
+    excluded = _patterns(exclude) if any(os.path.isdir(path) for path in paths) else None
     seen: set[str] = set()
     for path in paths:
         for file in _files_of(path, excluded, root):
@@ -30,8 +32,8 @@ def walk(paths: Sequence[str], exclude: Sequence[str], root: str) -> Iterator[st
                 yield file
 
 
-def _files_of(path: str, excluded: pathspec.GitIgnoreSpec, root: str) -> Iterator[str]:
-    if not os.path.isdir(path):
+def _files_of(path: str, excluded: pathspec.GitIgnoreSpec | None, root: str) -> Iterator[str]:
+    if excluded is None or not os.path.isdir(path):
         yield path
         return
     for folder, folders, names in os.walk(path):
@@ -76,4 +78,11 @@ def _gitignores(folder: str) -> tuple[tuple[str, pathspec.GitIgnoreSpec], ...]:
 
 def _read_gitignore(path: str) -> pathspec.GitIgnoreSpec:
     with open(path, encoding="utf-8", errors="replace") as stream:
-        return pathspec.GitIgnoreSpec.from_lines(stream)
+        return _patterns(stream)
+
+
+def _patterns(lines: Iterable[str]) -> pathspec.GitIgnoreSpec:
+    # Files named outright need no patterns, and the import takes as long as checking one of them.
+    import pathspec
+
+    return pathspec.GitIgnoreSpec.from_lines(lines)

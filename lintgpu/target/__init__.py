@@ -15,7 +15,8 @@ from lintgpu.target.base import Family
 def families() -> tuple[Family, ...]:
     """One instance of every Family in this folder, in the order in which a file is offered to them."""
     for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+        if not module.name.endswith("_build"):  # The half of a family that runs in the worker; it imports the tracer.
+            importlib.import_module(f"{__name__}.{module.name}")
     return tuple(sorted((kind() for kind in _below(Family)), key=lambda family: (family.order, family.name)))
 
 
