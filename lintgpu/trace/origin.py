@@ -263,6 +263,22 @@ def _install(cls: type, base: type) -> None:
 _install(TracedInt, int)
 _install(TracedFloat, float)
 
+_MAX_BITS = 1 << 12
+"""No dim is longer; an expression asked for odd knob values must not fill the memory."""
+
+
+def _shift(value: Any, by: Any) -> Any:
+    if isinstance(by, int) and by > _MAX_BITS:
+        raise OverflowError(f"shift by {by} bits")
+    return value << by
+
+
+def _power(value: Any, exponent: Any) -> Any:
+    if isinstance(value, int) and isinstance(exponent, int) and value.bit_length() * exponent > _MAX_BITS:
+        raise OverflowError(f"a power of {value.bit_length() * exponent} bits")
+    return value**exponent
+
+
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -270,8 +286,8 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.LShift: operator.lshift,
+    ast.Pow: _power,
+    ast.LShift: _shift,
     ast.RShift: operator.rshift,
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,

@@ -36,7 +36,7 @@ def alike(root: nn.Module, shadows: Shadows, weights: Weights, site_of: Callable
     `site_of` says where a module was constructed: blocks of different places are never alike, nor are those whose sizes came from
     different knobs.
     """
-    reader = _Reader(shadows, weights, site_of)
+    reader = _Reader(root, shadows, weights, site_of)
     classes: dict[Hashable, int] = {}
     found: dict[int, int] = {}
     for container in root.modules():
@@ -77,7 +77,9 @@ def _not_positions(positions: list[int], rows: list[Columns]) -> Iterator[int]:
 class _Reader:
     """Turns values into hashable signatures, modules into interned numbers."""
 
-    def __init__(self, shadows: Shadows, weights: Weights, site_of: Callable[[nn.Module], Site | None]) -> None:
+    def __init__(self, root: nn.Module, shadows: Shadows, weights: Weights, site_of: Callable[[nn.Module], Site | None]) -> None:
+        self._tree = {id(module) for module in root.modules()}
+        self._held_now: list[nn.Module] = []
         self._shadows = shadows
         self._weights = weights
         self._site_of = site_of
@@ -114,8 +116,10 @@ class _Reader:
             return self.tensor(value)
         if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
             return self._function(value, columns, depth)
-        if isinstance(value, nn.Module) or depth == 0:
+        if depth == 0:
             return id(value)
+        if isinstance(value, nn.Module):
+            return self._held(value, columns)
         if isinstance(value, dict):
             return kind, tuple((str(key), self.value(item, columns, depth - 1)) for key, item in value.items())
         if isinstance(value, (list, tuple, set, frozenset)):
@@ -124,6 +128,17 @@ class _Reader:
             # A config is shared by all blocks; what cannot be looked into is only like itself.
             return kind, id(value)
         return kind, tuple((name, self.value(item, columns, depth - 1)) for name, item in vars(value).items())
+
+    def _held(self, module: nn.Module, columns: Columns) -> Hashable:
+        """A module kept as a plain attribute: one of the model's tree is itself, a block's own one is what it is made of."""
+        if id(module) in self._tree:
+            return id(module)
+        if module in self._held_now:
+            return "held around", self._held_now.index(module)
+        self._held_now.append(module)
+        number = self.module(module, columns)
+        self._held_now.pop()
+        return "held", number
 
     def _function(self, function: Any, columns: Columns, depth: int) -> Hashable:
         code = getattr(function, "__code__", None)

@@ -28,6 +28,9 @@ def programs(draw: st.DrawFn) -> str:
             operator = draw(st.sampled_from(BINARY))
             # A plain float on the left answers by itself: Python does not ask the int on its right.
             left, right = (text, other) if "." in other or draw(st.booleans()) else (other, text)
+            if operator == "<<":
+                # Shifts by knobs reach numbers that no memory holds.
+                left, right = text, str(draw(st.integers(0, 9)))
             text = f"({left} {operator} {right})"
         else:
             text = draw(st.sampled_from(UNARY)).format(text)
@@ -56,6 +59,12 @@ def test_an_expression_gives_the_value_for_other_knobs_too(program: str, a: int,
     assert set(knobs(text)) <= {"cfg.a", "cfg.b"}
     assert evaluate(text, {"cfg.a": a, "cfg.b": b}) == plain
     assert evaluate(text, {"cfg.a": other_a, "cfg.b": other_b}) == other
+
+
+@pytest.mark.parametrize("text", ["(2<<{a})", "({a}**{a})", "(({a}<<3)**{a})"])
+def test_a_number_that_no_memory_holds_is_refused(text: str) -> None:
+    with pytest.raises(OverflowError):
+        evaluate(text, {"a": 1 << 40})
 
 
 def test_expressions_are_readable() -> None:

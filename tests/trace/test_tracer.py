@@ -310,6 +310,36 @@ def test_own_model_memoised_is_the_full_one(trace_model: TraceModel) -> None:
     assert trace_model(*arguments).ops == trace_model(*arguments, memoise=False).ops
 
 
+@pytest.mark.parametrize(("rates", "runs"), [((1, 1, 1, 1), 2), ((1, 2, 3, 4), 4)])
+def test_blocks_that_keep_a_module_of_their_own_outside_the_tree_run_once_where_these_are_alike(
+    rates: tuple[int, ...], runs: int, trace_model: TraceModel
+) -> None:
+    seen: list[nn.Module] = []
+
+    class Tool(nn.Module):
+        def __init__(self, rate: int) -> None:
+            super().__init__()
+            self.rate = f"rate {rate}"
+            self.tools = [self]
+
+        def forward(self, x: Any) -> Any:
+            seen.append(self)
+            return x * len(self.rate)
+
+    class Block(nn.Module):
+        def __init__(self, rate: int) -> None:
+            super().__init__()
+            self.fc = nn.Linear(16, 16)
+            self.tools = {"scale": Tool(rate)}
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(self.tools["scale"](x))
+
+    trace_model(lambda: nn.Sequential(*(Block(rate) for rate in rates)), floats(4, 16), mode="infer")
+    # The model's input is another kind of tensor than what the first block hands on.
+    assert len(seen) == runs
+
+
 def test_parts_of_fused_and_stacked_weights_keep_their_origin(trace_model: TraceModel, gemms: Gemms) -> None:
     class Fused(nn.Module):
         def __init__(self) -> None:
