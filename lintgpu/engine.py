@@ -20,7 +20,7 @@ from lintgpu.settings import Settings, SettingsError
 from lintgpu.source import SourceFile, UnreadableFile, read
 from lintgpu.source.suppressions import suppressed
 from lintgpu.source.walk import walk
-from lintgpu.target import families, family_named
+from lintgpu.target import families, family_named, may_hold_target
 from lintgpu.target.base import Knob, Target
 from lintgpu.trace.records import Trace, TraceFailure
 from lintgpu.workload import Workload
@@ -218,9 +218,12 @@ class _Run:
             return self.files[path]
         try:
             file = read(path)
+            if not may_hold_target(file):
+                return None
             file.check()
         except UnreadableFile as error:
-            self._record(error.path, error.line, error.column, error.message)
+            if error.kind != "size" or path.endswith(".py"):  # Data of that size is no config, whatever else it is.
+                self._record(error.path, error.line, error.column, error.message)
             return None
         self.files[path] = file
         return file

@@ -189,3 +189,20 @@ def test_numbers_that_make_no_model_are_not_judged(value: str) -> None:
     assert report["findings"] == []
     assert report["targets"][0]["basis"] == "failed"
     assert "Warning" not in result.stderr
+
+
+def test_large_data_beside_a_config_need_not_be_valid(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"vocab": [' + "1, " * 200_000)
+    (folder / "data.yaml").write_text("- {a: 1}\n" * 50_000 + "{")
+    (folder / "dump.json").write_bytes(b"[" * (9 * 2**20))
+    assert [finding["code"] for finding in findings(".")] == ["LG101"]
+    assert check("dump.json", "tokenizer.json").exit_code == 0
+
+
+def test_a_large_config_is_still_read_and_a_large_source_is_still_reported(folder: Path) -> None:
+    (folder / "config.json").write_text(GPT2.replace("}", ', "id2label": {"0": "' + "x" * 300_000 + '"}}'))
+    assert findings("config.json")[0]["line"] == 4
+    (folder / "broken.json").write_text('{"model_type": "gpt2", "x": "' + "x" * 300_000)
+    assert check("broken.json").exit_code == 2
+    (folder / "big.py").write_bytes(b"#" * (9 * 2**20))
+    assert check("big.py").exit_code == 2

@@ -5,10 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from functools import lru_cache
 from typing import Any
 
+from lintgpu.source.file import PYTHON, SourceFile
 from lintgpu.target.base import Family
+
+LARGE = 256 * 1024
+"""Characters of a data file from which it has to show what it is: hardly any model config is as large."""
 
 
 @lru_cache(maxsize=1)
@@ -18,6 +23,13 @@ def families() -> tuple[Family, ...]:
         if not module.name.endswith("_build"):  # The half of a family that runs in the worker; it imports the tracer.
             importlib.import_module(f"{__name__}.{module.name}")
     return tuple(sorted((kind() for kind in _below(Family)), key=lambda family: (family.order, family.name)))
+
+
+def may_hold_target(file: SourceFile) -> bool:
+    """Whether a file is worth parsing: a large tokenizer or data set in JSON or YAML is not, and need not even be valid."""
+    if file.language == PYTHON or len(file.text) <= LARGE:
+        return True
+    return any(re.search(rf"{re.escape(word)}\s*:", file.text) for family in families() for word in family.words)
 
 
 def family_named(name: str) -> Family:

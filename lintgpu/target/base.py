@@ -103,6 +103,9 @@ class Family(ABC):
     name: str = ""
     order: int = 100
     """Families are asked in this order; a file belongs to the first that claims it."""
+    words: tuple[str, ...] = ()
+    """Keys as the file writes them. A data file of more than lintgpu.target.LARGE characters with none of these in front of a colon is no
+    config of this family; where no family claims it, it is not even parsed."""
 
     @abstractmethod
     def find(self, file: SourceFile, settings: Settings) -> Iterator[Target]:

@@ -57,10 +57,11 @@ class HuggingFace(Family):
 
     name = "huggingface"
     order = 20
+    words = ('"model_type"', '"architectures"')
 
     def find(self, file: SourceFile, settings: Settings) -> Iterator[Target]:
         """At most one target: the model the file describes."""
-        if file.language != "json" or not ('"model_type"' in file.text or '"architectures"' in file.text):
+        if file.language != "json" or not any(word in file.text for word in self.words):
             return
         root = file.root
         if not describes_a_model(root.value):
