@@ -87,13 +87,15 @@ class _Reader:
 
     def module(self, module: nn.Module, columns: Columns) -> int:
         """The number of this structure; its ints are appended to `columns`."""
-        attributes = tuple((name, self.value(value, columns, _DEPTH)) for name, value in module.__dict__.items() if name not in _INTERNAL)
+        fixed: Columns = []
+        own = fixed if _is_torchs(module) else columns
+        attributes = tuple((name, self.value(value, own, _DEPTH)) for name, value in module.__dict__.items() if name not in _INTERNAL)
         parameters = tuple(
             (name, _meta_of(tensor), self._weights.origins(tensor)) for name, tensor in module._parameters.items() if tensor is not None
         )
         buffers = tuple((name, self.tensor(tensor)) for name, tensor in module._buffers.items() if tensor is not None)
         children = tuple((name, self.module(child, columns)) for name, child in module._modules.items() if child is not None)
-        signature = (type(module), self._site_of(module), attributes, parameters, buffers, children)
+        signature = (type(module), self._site_of(module), attributes, tuple(fixed), parameters, buffers, children)
         return self._numbers.setdefault(signature, len(self._numbers))
 
     def tensor(self, tensor: torch.Tensor) -> Hashable:
@@ -147,6 +149,11 @@ class _Reader:
         owner = getattr(function, "__self__", None)
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
         return id(code), type(owner), tuple(self.value(cell, columns, depth - 1) if depth else id(cell) for cell in cells)
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether a module is one of torch's layers or derived from one: its ints (strides, dilations) are never positions."""
+    return any(kind is not nn.Module and kind.__module__.startswith("torch.nn.modules.") for kind in type(module).__mro__)
 
 
 def _meta_of(tensor: torch.Tensor) -> Hashable:

@@ -678,3 +678,22 @@ def test_decoding_attends_to_the_cache(trace_model: TraceModel) -> None:
     (attention,) = [op.attention for op in trace.ops if op.attention is not None]
     assert (attention.q_len, attention.kv_len) == (1, 33)
     assert {op.phase for op in trace.ops} == {FORWARD}
+
+
+class Strided(nn.Module):
+    """Its stride is the number of the block in its sequence, plus one."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, stride=stride, padding=1)
+        self.norm = nn.Sequential(nn.BatchNorm2d(8))
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.conv(x))
+
+
+def test_strides_that_count_up_are_no_positions(trace_model: TraceModel) -> None:
+    build = lambda: nn.Sequential(*(Strided(stride) for stride in (1, 2, 3)))  # noqa: E731
+    trace = trace_model(build, lambda: (torch.zeros(2, 8, 24, 24),))
+    shapes = [op.shape for op in trace.ops if op.kind == "conv" and op.phase == "forward"]
+    assert shapes == [(2, 8, 24, 24), (2, 8, 12, 12), (2, 8, 4, 4)]
