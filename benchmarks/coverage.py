@@ -1,6 +1,6 @@
-"""Which model classes trace: every config class of the installed transformers with its default values.
+"""Which model classes trace: every config class of the installed transformers with its default values, or models of timm by their names.
 
-    python benchmarks/coverage.py [--only TYPE ...] [--verify] [--out docs/coverage.md]
+    python benchmarks/coverage.py [--library timm] [--only TYPE ...] [--verify] [--out docs/coverage.md]
 
 Each model gets a process of its own with a time and a memory limit, two at a time. --verify also compares the trace with block
 memoisation to the full one.
@@ -30,11 +30,13 @@ sys.path.insert(0, str(ROOT))
 
 SECONDS, MEMORY = 90, 12 << 30
 BATCH, SEQUENCE = 2, 128
+LIBRARIES = ("transformers", "timm")
+TIMM_NAMES = 400
+"""Names of timm that are traced: the first of each module of models, then every so many of the rest."""
 
 
-def trace_one(model_type: str, mode: str, verify: bool) -> dict[str, Any]:
-    """The outcome for one config class."""
-    from lintgpu.target.huggingface_build import build
+def trace_one(model_type: str, mode: str, verify: bool, library: str = "transformers") -> dict[str, Any]:
+    """The outcome for one config class or model name."""
     from lintgpu.trace.errors import TraceError
     from lintgpu.trace.record import record
     from lintgpu.workload import Mode, Workload
@@ -44,7 +46,7 @@ def trace_one(model_type: str, mode: str, verify: bool) -> dict[str, Any]:
     workload = Workload(mode=Mode(mode), batch=BATCH, sequence=SEQUENCE, autocast=False)
 
     def make() -> Any:
-        return build({"model_type": model_type}, workload, {})
+        return _builder(library)({"model_type" if library == "transformers" else "model": model_type}, workload, {})
 
     try:
         trace = record(make, workload)
@@ -69,6 +71,12 @@ def trace_one(model_type: str, mode: str, verify: bool) -> dict[str, Any]:
     return result
 
 
+def _builder(library: str) -> Any:
+    from lintgpu.target import huggingface_build, timm_build
+
+    return {"transformers": huggingface_build, "timm": timm_build}[library].build
+
+
 def _dims(trace: Any) -> tuple[int, int]:
     """(weight dims of GEMMs with a known origin, all of them): n and k of each forward GEMM whose B is a weight."""
     known = total = 0
@@ -81,7 +89,7 @@ def _dims(trace: Any) -> tuple[int, int]:
     return known, total
 
 
-def child(model_type: str, mode: str, verify: bool, out: int) -> None:
+def child(model_type: str, mode: str, verify: bool, library: str, out: int) -> None:
     """Runs in the fork; never returns."""
 
     def expired(*_: Any) -> None:
@@ -94,7 +102,7 @@ def child(model_type: str, mode: str, verify: bool, out: int) -> None:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     try:
-        result = trace_one(model_type, mode, verify)
+        result = trace_one(model_type, mode, verify, library)
     except BaseException as error:
         import traceback
 
@@ -109,7 +117,7 @@ def child(model_type: str, mode: str, verify: bool, out: int) -> None:
     os._exit(0)
 
 
-def pool(types: list[str], mode: str, verify: bool, workers: int) -> Iterator[dict[str, Any]]:
+def pool(types: list[str], mode: str, verify: bool, library: str, workers: int) -> Iterator[dict[str, Any]]:
     """Outcomes as they come."""
     running: dict[int, tuple[int, str, bytes, float]] = {}
     waiting = list(types)
@@ -120,7 +128,7 @@ def pool(types: list[str], mode: str, verify: bool, workers: int) -> Iterator[di
             pid = os.fork()
             if pid == 0:
                 os.close(reading)
-                child(model_type, mode, verify, writing)
+                child(model_type, mode, verify, library, writing)
             os.close(writing)
             running[reading] = (pid, model_type, b"", time.monotonic())
         for reading in select.select(list(running), [], [], 1.0)[0]:
@@ -141,6 +149,7 @@ def pool(types: list[str], mode: str, verify: bool, workers: int) -> Iterator[di
 def main() -> None:
     """Run, write the raw outcomes as JSON lines and the summary as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", choices=LIBRARIES, default="transformers")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--mode", default="train")
     parser.add_argument("--verify", action="store_true")
@@ -151,31 +160,57 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    version, names = {"transformers": transformers_types, "timm": timm_names}[options.library]()
+    types = options.only or names
+    if len(types) == 1:
+        print(json.dumps(trace_one(types[0], options.mode, options.verify, options.library), indent=1))
+        return
+    outcomes = []
+    with open(options.jsonl or os.devnull, "w") as stream:
+        for outcome in pool(types, options.mode, options.verify, options.library, options.workers):
+            outcomes.append(outcome)
+            stream.write(json.dumps(outcome) + "\n")
+            stream.flush()
+    print(summary(outcomes))
+    if options.out:
+        write_section(options.out, options.library, report(outcomes, options.library, version, torch.__version__, options.mode))
+
+
+def transformers_types() -> tuple[str, list[str]]:
+    """The version of transformers and every type it has a config of."""
     import transformers
     import transformers.modeling_utils
     import transformers.models.llama.modeling_llama
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     transformers.logging.set_verbosity(50)
-    types = options.only or list(CONFIG_MAPPING.keys())
-    if len(types) == 1:
-        print(json.dumps(trace_one(types[0], options.mode, options.verify), indent=1))
-        return
-    outcomes = []
-    with open(options.jsonl or os.devnull, "w") as stream:
-        for outcome in pool(types, options.mode, options.verify, options.workers):
-            outcomes.append(outcome)
-            stream.write(json.dumps(outcome) + "\n")
-            stream.flush()
-    print(summary(outcomes))
-    if options.out:
-        options.out.write_text(report(outcomes, transformers.__version__, torch.__version__, options.mode))
+    return transformers.__version__, list(CONFIG_MAPPING.keys())
+
+
+def timm_names() -> tuple[str, list[str]]:
+    """The version of timm and a sample of its names over all its modules."""
+    from lintgpu.target.timm_build import import_timm
+    from lintgpu.trace.imports import defer_compiler
+
+    defer_compiler()
+    timm = import_timm()
+    firsts = [timm.list_models(module=module)[0] for module in timm.list_modules() if timm.list_models(module=module)]
+    rest = [name for name in timm.list_models() if name not in firsts]
+    sample = rest[:: max(1, len(rest) // (TIMM_NAMES - len(firsts)))]
+    return timm.__version__, sorted({*firsts, *sample})
+
+
+def write_section(path: Path, library: str, section: str) -> None:
+    """Put a library's section in the place of its last one, behind the others where there is none."""
+    head, *sections = path.read_text().split("\n## ") if path.exists() else ["# Which models trace\n"]
+    named = {text.partition("\n")[0]: text for text in sections} | {library: section.removeprefix("## ")}
+    path.write_text("\n## ".join([head.rstrip("\n") + "\n", *named.values()]))
 
 
 def summary(outcomes: list[dict[str, Any]]) -> str:
     """One line a stage."""
     stages = collections.Counter(outcome["stage"] for outcome in outcomes)
-    lines = [f"{len(outcomes)} config classes: " + ", ".join(f"{stage} {count}" for stage, count in stages.most_common())]
+    lines = [f"{len(outcomes)} models: " + ", ".join(f"{stage} {count}" for stage, count in stages.most_common())]
     passed = [outcome for outcome in outcomes if outcome["stage"] == "ok"]
     if any("same" in outcome for outcome in passed):
         different = [outcome["type"] for outcome in passed if not outcome.get("same", True)]
@@ -186,14 +221,24 @@ def summary(outcomes: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def report(outcomes: list[dict[str, Any]], transformers: str, torch: str, mode: str) -> str:
-    """The Markdown of docs/coverage.md."""
+def report(outcomes: list[dict[str, Any]], library: str, version: str, torch: str, mode: str) -> str:
+    """A section of docs/coverage.md."""
+    what, option = {
+        "transformers": (
+            f"Every config class of transformers {version} with its default values, mode {mode}, batch {BATCH}, sequence {SEQUENCE},",
+            "",
+        ),
+        "timm": (
+            f"{len(outcomes)} names of timm {version}, from every module of its models, mode {mode}, batch {BATCH}, default image size,",
+            " --library timm",
+        ),
+    }[library]
     lines = [
-        "# Which models trace",
+        f"## {library}",
         "",
-        f"Every config class of transformers {transformers} with its default values, mode {mode}, batch {BATCH}, sequence {SEQUENCE},",
+        what,
         f"torch {torch};",
-        "made by `python benchmarks/coverage.py --out docs/coverage.md`.",
+        f"made by `python benchmarks/coverage.py{option} --out docs/coverage.md`.",
         "",
         summary(outcomes),
         "",

@@ -56,7 +56,7 @@ def record(build_target: Callable[[], Built], workload: Workload, memoise: bool 
             return _record(build_target, workload, autocast, memoise)
         except TraceError as error:
             half = workload.dtype in ("bf16", "fp16") and not autocast
-            if not half or error.stage not in ("forward", "backward") or not _DTYPE_COMPLAINT.search(error.reason):
+            if not half or error.stage not in ("build", "forward", "backward") or not _DTYPE_COMPLAINT.search(error.reason):
                 raise
             trace = _record(build_target, workload, True, memoise)
             said = f"the model does not run with {workload.dtype} weights: it was traced under autocast, with fp32 weights ({error.reason})"
