@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lintgpu.target.base import Built
+from lintgpu.trace import standins
 from lintgpu.trace.errors import BuildError, TraceError
 from lintgpu.trace.literals import Literals, identifier, rewrite
 from lintgpu.trace.module_inputs import for_module
@@ -58,6 +59,7 @@ def build(spec: Mapping[str, Any], workload: Workload, changes: Mapping[str, int
     root = spec["root"]
     literals = Literals([root], root, changes)
     literals.install()
+    standins.install(root, literals.covers)
     _make_importable(root)
     values = _with_origins(spec, changes)
     home = _home(spec, literals)

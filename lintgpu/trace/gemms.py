@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class Operands:
     bias: bool = False
     groups: str = ""
     output: torch.Tensor | None = None
+    weight_dtype: str = ""
+    """How B is stored where its tensor's dtype does not say: nf4, int4."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ READERS: dict[str, Callable[[Sequence[Any], Any], Operands]] = {
     "_int_mm": lambda args, out: _mm(args[0], args[1], out),
     "_scaled_mm": lambda args, out: _mm(args[0], args[1], out),
     "_scaled_mm_v2": lambda args, out: _mm(args[0], args[1], out),
+    "lintgpu::quantised_mm": lambda args, out: replace(_mm(args[0], args[1], out, bias=args[3] is not None), weight_dtype=args[2]),
     "addmm": lambda args, out: _mm(args[1], args[2], out, bias=True),
     "addmm_": lambda args, out: _mm(args[1], args[2], out, bias=True),
     "_addmm_activation": lambda args, out: _mm(args[1], args[2], out, bias=True),

@@ -26,7 +26,7 @@ def placeholders(package: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name, module in sys.modules.items() if isinstance(module, _Placeholders)]:
+        for name in [name for name, module in sys.modules.items() if isinstance(module, Anything)]:
             del sys.modules[name]
 
 
@@ -41,8 +41,8 @@ class _Named(type):
         return made
 
 
-class _Placeholders(ModuleType):
-    """Every name in it is a class of that name."""
+class Anything(ModuleType):
+    """A module of which every name is a class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -66,7 +66,36 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """A module that has every name."""
-        return _Placeholders(spec.name)
+        return Anything(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing runs."""
+
+
+def opaque_module(name: str) -> ModuleType:
+    """A compiled extension that is not here: each of its functions is one kernel, whose output is like the first tensor it is given."""
+    return _Opaque(name)
+
+
+class _Opaque(ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__dict__["__lintgpu_standin__"] = name
+
+    def __getattr__(self, function: str) -> Any:
+        if function.startswith("__"):
+            raise AttributeError(function)
+        name = f"{self.__name__}.{function}"
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            from lintgpu.trace.kernels import kernel, say
+
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            if not tensors:
+                return None
+            say(f"{name} is a compiled extension that is not here: its output was taken to be like its first tensor")
+            return kernel(name, tensors, lambda: torch.empty_like(tensors[0]))
+
+        return call

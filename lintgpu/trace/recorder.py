@@ -349,26 +349,35 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def note_attention(self, attention: Attention, phase: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Called by the attention override."""
+        self._note_whole("attention", "scaled_dot_product_attention", phase, inputs, outputs, attention)
+
+    def note_kernel(self, name: str, phase: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: str = "opaque") -> None:
+        """Called for a kernel that torch's dispatcher does not see: all that is known of it is what it reads and writes."""
+        self._note_whole(kind, name, phase, inputs, outputs)
+
+    def _note_whole(
+        self, kind: str, name: str, phase: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], attention: Attention | None = None
+    ) -> None:
         if self.quiet:
             return
-        node = self._node_of(torch._C._current_autograd_node()) if phase == "backward" else None
-        if phase == "forward":
+        node = self._node_of(torch._C._current_autograd_node()) if phase == BACKWARD else None
+        if phase == FORWARD:
             self._claim_nodes()
         assumed = node.assumed if node is not None else any(storage_id(tensor) in self.tainted for tensor in inputs)
-        own = self._own_node() if assumed and phase == "forward" else None
+        own = self._own_node() if assumed and phase == FORWARD else None
         if own is not None:
             own.assumed = True
         place = node.place if node is not None else self._place()
         self.items.append(
             Event(
-                kind="attention",
-                name="scaled_dot_product_attention",
+                kind=kind,
+                name=name,
                 phase=phase,
-                dtype=dtype_name(inputs[0].dtype),
+                dtype=dtype_name((inputs or outputs)[0].dtype),
                 bytes_read=sum(footprint(tensor) for tensor in inputs),
                 bytes_written=sum(footprint(tensor) for tensor in outputs),
                 place=place,
-                shape=tuple(outputs[0].shape),
+                shape=tuple(outputs[0].shape) if outputs else (),
                 attention=attention,
                 assumed=assumed,
             )
@@ -393,13 +402,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         record = gemms.gemm_of(operands, named)
         if operands.groups:
             self.assumptions.setdefault("tokens are split evenly over the groups of a grouped GEMM (the experts)")
-        weight_dtype = dtype_name(operands.b.dtype)
+        weight_dtype = operands.weight_dtype or dtype_name(operands.b.dtype)
         return replace(
             event,
             kind="gemm",
             phase=phase,
             dtype=dtype_name(operands.a.dtype),
-            gemm=replace(record, weight_dtype=weight_dtype) if operands.b.dtype != operands.a.dtype else record,
+            gemm=replace(record, weight_dtype=weight_dtype) if weight_dtype != dtype_name(operands.a.dtype) else record,
         )
 
     def _match_forward(self, known: Node | None, operands: gemms.Operands) -> tuple[bool, gemms.Names]:
