@@ -34,10 +34,10 @@ def groups(seed: int) -> Iterator[list[Shape]]:
     rng = random.Random(seed)
     while True:
         kind = rng.random()
-        if kind < 0.78:
+        if kind < 0.74:
             group = _linear(rng, "bf16")
-        elif kind < 0.90:
-            group = _linear(rng, rng.choice(("fp16", "tf32", "tf32", "fp8", "fp8", "fp32", "int8")))
+        elif kind < 0.89:
+            group = _linear(rng, rng.choice(("fp16", "tf32", "tf32", "fp8", "fp8", "fp32", "int8", "int8")))
         elif kind < 0.95:
             group = _batched(rng)
         else:
@@ -61,7 +61,8 @@ def _linear(rng: random.Random, dtype: str) -> list[Shape]:
     tokens = rng.choice(_TOKENS) if rng.random() < 0.8 else max(1, int(2 ** rng.uniform(0, 14.5)))
     if dtype in ("fp8", "int8"):
         # These libraries take multiples of 16 (fp8) or 8 (int8) only.
-        out, inputs, tokens = -(-out // 16) * 16, -(-inputs // 16) * 16, max(32, tokens)
+        grain = 16 if dtype == "fp8" else 8
+        out, inputs, tokens = -(-out // grain) * grain, -(-inputs // grain) * grain, max(32, tokens)
     bias = rng.random() < 0.12
     variants = _variants(rng, out, inputs, tokens)
     shapes = [shape for variant in variants for shape in _passes(dtype, bias, *variant)]
