@@ -30,6 +30,12 @@ PROGRESS_AFTER_SECONDS = 1.0
 Command = Callable[..., Any]
 
 
+class _FileError(click.FileError):
+    """A file that cannot be read or written: what could not be run ends with exit code 2."""
+
+    exit_code = FAILED
+
+
 class _Format(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
     """An output format by its name; which there are is looked up only for the help and for a wrong name."""
 
@@ -195,12 +201,52 @@ def predict(shapes_file: str | None, shape: tuple[str, ...], gpu: str, output_fi
         if output_file:
             Path(output_file).write_text(rows, encoding="utf-8")
     except OSError as error:
-        raise click.FileError(str(error.filename or shapes_file), error.strerror or str(error)) from error
+        raise _FileError(str(error.filename or shapes_file), error.strerror or str(error)) from error
     except ValueError as error:
         click.echo(str(error), err=True)
         sys.exit(FAILED)
     if not output_file:
         click.echo(rows, nl=False)
+
+
+@main.command()
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="How long to measure.")
+@click.option("-o", "--output-file", type=click.Path(dir_okay=False), help="The profile to write. [default: the GPU's name .npz]")
+@click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="Which GPU, by its number.")
+@click.option(
+    "--python", metavar="PATH", default=sys.executable, help="Interpreter of the environment that holds torch. [default: this one]"
+)
+@click.option("--rows", type=click.Path(file_okay=False), help="Keep the measured rows in this folder.")
+@click.option("--from-rows", type=click.Path(file_okay=False), help="Fit rows kept by an earlier run; measures nothing, needs no GPU.")
+def calibrate(minutes: float, output_file: str | None, device: int, python: str, rows: str | None, from_rows: str | None) -> None:
+    """Measure this machine's GPU and write a profile that --gpu accepts.
+
+    Times GEMMs of the sizes that models have, under load; nothing of the GPU's settings is changed.
+    """
+    from lintgpu.gpu import measured
+    from lintgpu.gpu.calibration import save_calibration
+    from lintgpu.gpu.profiles import slug
+
+    given = from_rows or rows
+    folder, remove = measured.kept(Path(given) if given else None)
+    try:
+        if not from_rows:
+            measured.measure(folder, minutes, device, python, lambda line: click.echo(line, err=True))
+        found = measured.calibrated(measured.read_rows(folder), f"lintgpu calibrate --minutes {minutes:g}")
+    except measured.MeasuringFailed as error:
+        click.echo(str(error), err=True)
+        sys.exit(FAILED)
+    finally:
+        remove()
+    path = Path(output_file or f"{slug(found.calibration.gpu)}.npz")
+    try:
+        save_calibration(found.calibration, path)
+    except OSError as error:
+        raise _FileError(str(path), error.strerror or str(error)) from error
+    click.echo(
+        f"{found.calibration.gpu}: {found.rows} GEMMs; on those held back the error is {found.error:.1%} (before: {found.before:.1%}), "
+        f"{found.inside:.0%} inside the 80 % band\nwrote {path}; use it with --gpu {path}"
+    )
 
 
 def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[str, Any]) -> engine.Request:
@@ -289,7 +335,7 @@ def _write(report: Report, output_format: Format, output_file: str | None) -> No
     try:
         Path(output_file).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.FileError(output_file, error.strerror or str(error)) from error
+        raise _FileError(output_file, error.strerror or str(error)) from error
 
 
 def _error_line(error: FileError) -> str:

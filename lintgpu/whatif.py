@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lintgpu.finding import Confidence
-from lintgpu.gpu.costs import StepCost
+from lintgpu.gpu.costs import OpCost, StepCost
 from lintgpu.target.base import Knob
 from lintgpu.trace.origin import evaluate, knobs
 from lintgpu.trace.records import Gemm, Op, Trace, TraceFailure
@@ -200,23 +200,36 @@ def saving(before: Outcome, after: Outcome) -> Saving:
         step_share=(before.step.step_us - after.step.step_us) / before.step.step_us if before.step.step_us else 0.0,
         low=(gpu_us - spread_us) / total if total else 0.0,
         high=(gpu_us + spread_us) / total if total else 0.0,
-        basis=Confidence(before.step.basis),
+        basis=_least_certain(before, after),
     )
+
+
+def _least_certain(before: Outcome, after: Outcome) -> Confidence:
+    """What the figures of the ops that differ rest on, at worst."""
+    names = {cost.basis for one, other in ((before, after), (after, before)) for cost, _ in _differing(one, other)}
+    return max((Confidence(name) for name in names), key=list(Confidence).index, default=Confidence(before.step.basis))
 
 
 def _difference(one: Outcome, other: Outcome) -> tuple[float, float, float]:
     """(us, low, high) summed over the ops of `one` that `other` does not have."""
+    found = _differing(one, other)
+    us, low, high = (sum(times * getattr(cost, name) for cost, times in found) for name in ("us", "low", "high"))
+    return us, low, high
+
+
+def _differing(one: Outcome, other: Outcome) -> list[tuple[OpCost, int]]:
+    """The ops of `one` that `other` does not have, and how often."""
     rest: Counter[Op] = Counter()
     for op in other.trace.ops:
         rest[replace(op, count=1)] += op.count
-    us = low = high = 0.0
+    found = []
     for op, cost in zip(one.trace.ops, one.step.ops, strict=True):
         key = replace(op, count=1)
         shared = min(op.count, rest[key])
         rest[key] -= shared
-        times = op.count - shared
-        us, low, high = us + times * cost.us, low + times * cost.low, high + times * cost.high
-    return us, low, high
+        if op.count > shared:
+            found.append((cost, op.count - shared))
+    return found
 
 
 def _ratio_error(removed_low: float, removed_high: float, added_low: float, added_high: float) -> float:

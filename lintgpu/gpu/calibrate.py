@@ -1,6 +1,6 @@
-"""`lintgpu calibrate`: measure this machine's GPU and write a profile that `--gpu FILE` accepts.
+"""The measuring process of `lintgpu calibrate`: times GEMMs on this machine's GPU and writes the rows.
 
-Measuring imports torch; it also runs as `python3 -m lintgpu.gpu.calibrate` where lintgpu's other dependencies are missing.
+It alone imports torch; it also runs as `python3 -m lintgpu.gpu.calibrate` where lintgpu's other dependencies are missing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from lintgpu.gpu.plan import estimate_us, groups
-from lintgpu.verify.timing import Bench, Shape, Timing
+from lintgpu.verify.timing import Bench, NoGpu, Shape, Timing
 
 FIELDS = ("group", "dtype", "op", "layout", "B", "M", "N", "K", "us", "us_min", "us_max", "kernel")
 _SESSION_SECONDS = 4.0
@@ -41,26 +42,31 @@ def measure(
     deadline = time.monotonic() + seconds
     plan = groups(seed)
     number, total = 0, 0
+    wanted = min(0.5, seconds / 8)  # The first session tells how this GPU compares with the one that the estimates are for.
     while time.monotonic() < deadline:
-        session = _session(plan, bench, keep, min(_SESSION_SECONDS, deadline - time.monotonic()))
+        session, estimate = _session(plan, bench, keep, wanted)
+        began = time.monotonic()
         results = bench.time(session, rounds)
         rows = [(number + i, timing) for i, group in enumerate(results) for timing in group if timing is not None]
         number += len(session)
         total += len(rows)
         on_rows(rows)
+        pace = max(0.1, (time.monotonic() - began) / estimate)
+        wanted = min(_SESSION_SECONDS, deadline - time.monotonic()) / pace
     return total
 
 
-def _session(plan: Iterator[list[Shape]], bench: Bench, keep: Callable[[Shape], bool], seconds: float) -> list[list[Shape]]:
+def _session(plan: Iterator[list[Shape]], bench: Bench, keep: Callable[[Shape], bool], seconds: float) -> tuple[list[list[Shape]], float]:
+    """(groups that are estimated to take `seconds`, that estimate)."""
     chosen: list[list[Shape]] = []
     us, launches = 0.0, 0
-    while us < seconds * 1e6 and launches < _SESSION_LAUNCHES:
+    while us <= seconds * 1e6 and launches < _SESSION_LAUNCHES:
         group = [shape for shape in next(plan) if bench.fits(shape) and keep(shape)]
         if group:
             chosen.append(group)
             us += sum(rounds(s) * max(30.0, estimate_us(s)) for s in group)
             launches += sum(map(rounds, group))
-    return chosen
+    return chosen, us / 1e6
 
 
 class RowWriter:
@@ -89,32 +95,51 @@ class RowWriter:
             file.write(gzip.compress(text.getvalue().encode(), 6))
 
 
-def versions(torch: Any) -> dict[str, str]:
-    """What the measurements ran on."""
-    properties = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    found = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda), "date": time.strftime("%Y-%m-%d")}
-    if properties is not None:
-        found |= {
-            "gpu": properties.name,
-            "sms": str(properties.multi_processor_count),
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "memory_gb": f"{properties.total_memory / 1e9:.0f}",
-            "l2_mb": f"{properties.L2_cache_size / 1e6:.0f}",
-            "driver": _smi("driver_version"),
-        }
-    return found
+def versions(torch: Any, device: int) -> dict[str, str]:
+    """What the measurements run on; units are in the names."""
+    found = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda), "cublas": _cublas(), "date": time.strftime("%Y-%m-%d")}
+    if not torch.cuda.is_available():
+        return {**found, "gpu": "cpu"}
+    properties = torch.cuda.get_device_properties(device)
+    clocks = _smi("driver_version,clocks.max.sm,clocks.max.mem,power.limit", device)
+    driver, sm_mhz, memory_mhz, watts = (*clocks, "", "", "", "")[:4]
+    sm_mhz = sm_mhz or str(getattr(properties, "clock_rate", 0) / 1e3)
+    memory_mhz = memory_mhz or str(getattr(properties, "memory_clock_rate", 0) / 1e3)
+    bus_bits = getattr(properties, "memory_bus_width", 0)
+    return found | {
+        "gpu": properties.name,
+        "sms": str(properties.multi_processor_count),
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "memory_gb": f"{properties.total_memory / 1e9:.0f}",
+        "l2_mb": f"{properties.L2_cache_size / 1e6:.0f}",
+        "boost_mhz": sm_mhz,
+        "bandwidth_gbps": f"{2 * float(memory_mhz or 0) * bus_bits / 8e3:.0f}",
+        "driver": driver,
+        "power_limit_w": watts,
+    }
 
 
-def _smi(query: str) -> str:
+def _cublas() -> str:
+    for package in ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12", "nvidia-cublas-cu11"):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _smi(query: str, device: int) -> list[str]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ""
-    done = subprocess.run([tool, f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, check=False)
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
+        return []
+    command = [tool, f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--id={device}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    return [value.strip() for value in lines[0].split(",")] if done.returncode == 0 and lines else []
 
 
 @contextmanager
-def clock_log(path: Path) -> Iterator[None]:
+def clock_log(path: Path, device: int) -> Iterator[None]:
     """Note the SM clock, power and temperature once a second while the block runs, where nvidia-smi is there."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -122,7 +147,7 @@ def clock_log(path: Path) -> Iterator[None]:
         return
     query = "--query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu"
     with path.open("w") as file:
-        process = subprocess.Popen([tool, query, "--format=csv", "-lms", "1000"], stdout=file, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([tool, query, "--format=csv", "-lms", "1000", f"--id={device}"], stdout=file, stderr=subprocess.DEVNULL)
         try:
             yield
         finally:
@@ -130,34 +155,63 @@ def clock_log(path: Path) -> Iterator[None]:
             process.wait()
 
 
-def main() -> None:
-    """Measure only, and write the rows: `python3 -m lintgpu.gpu.calibrate --seconds 60 --rows FOLDER`."""
+def main() -> int:
+    """Measure only, and write the rows: `python3 -m lintgpu.gpu.calibrate --seconds 60 --rows FOLDER`. The exit code: 2 says why not."""
     parser = argparse.ArgumentParser(prog="python3 -m lintgpu.gpu.calibrate", description=main.__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rows", type=Path, required=True, help="folder for the measured rows")
+    parser.add_argument("--device", type=int, default=0, help="the GPU's number")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--min-us", type=float, default=0.0, help="leave out shapes estimated to take less")
     parser.add_argument("--dry-run", action="store_true", help="small shapes on the CPU's clock: exercises the code without a GPU")
     options = parser.parse_args()
+    try:
+        _run(options)
+    except (NoGpu, ImportError, RuntimeError, OSError) as error:  # torch's own: out of memory, a busy or lost device
+        text = str(error).strip()
+        print(f"lintgpu calibrate: {text.splitlines()[0] if text else type(error).__name__}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("lintgpu calibrate: interrupted; what was measured until then is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
     started = time.monotonic()
-    bench = Bench("cpu", 1 << 24) if options.dry_run else Bench()
+    bench = Bench("cpu", 1 << 24) if options.dry_run else _bench(options.device)
     writer = RowWriter(options.rows)
-    (options.rows / "versions.json").write_text(json.dumps(versions(bench.torch), indent=1))
+    (options.rows / "versions.json").write_text(json.dumps(versions(bench.torch, options.device), indent=1), encoding="utf-8")
+    total = 0
 
     def report(rows: list[tuple[int, Timing]]) -> None:
+        nonlocal total
         writer.write(rows)
-        busy = sum(t.us * rounds(t.shape) for _, t in rows) / 1e6
-        print(f"{time.monotonic() - started:7.1f} s: {len(rows)} rows, {busy:.2f} s of kernels", file=sys.stderr, flush=True)
+        total += len(rows)
+        print(f"measured {total} GEMMs in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
     def keep(shape: Shape) -> bool:
         if estimate_us(shape) < options.min_us:
             return False
         return not options.dry_run or (shape.batch * shape.m * shape.n * shape.k < 1e7 and shape.dtype in ("bf16", "fp32", "tf32"))
 
-    with clock_log(options.rows / "clocks.csv"):
-        total = measure(options.seconds - (time.monotonic() - started), options.seed, bench, report, keep)
-    print(f"{total} rows in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    with clock_log(options.rows / "clocks.csv", options.device):
+        measure(options.seconds - (time.monotonic() - started), options.seed, bench, report, keep)
+
+
+def _bench(device: int) -> Bench:
+    """A bench on the GPU of that number, with buffers that a small one has room for too. Raises NoGpu."""
+    import torch
+
+    if torch.cuda.is_available():
+        if device >= torch.cuda.device_count():
+            raise NoGpu(f"there is no GPU {device}; this machine has {torch.cuda.device_count()}")
+        torch.cuda.set_device(device)
+        free, _ = torch.cuda.mem_get_info()
+        # Three roles of a dtype and its neighbours share what is free.
+        return Bench(pool_bytes=min(12 << 30, free // 16))
+    return Bench()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,6 +9,7 @@ from lintgpu.gpu import attention as attention_model
 from lintgpu.gpu.costs import MATH, MEMORY, OpCost
 from lintgpu.gpu.gemm import GemmTimes, gemm_times
 from lintgpu.gpu.gemms import DTYPES, Gemms, gemms_of
+from lintgpu.gpu.kernels import family
 from lintgpu.gpu.memory import memory_us
 from lintgpu.gpu.profiles import Profile
 from lintgpu.trace.records import Op
@@ -69,7 +70,8 @@ def gemm_costs(gemms: Gemms, profile: Profile) -> list[OpCost]:
 
 
 def _gemm_cost(i: int, gemms: Gemms, times: GemmTimes, profile: Profile) -> OpCost:
-    tiling = times.tiling
+    tiling, dtype = times.tiling, DTYPES[gemms.dtype[i]]
+    layout = ("N" if gemms.a_row[i] else "T") + ("N" if gemms.b_row[i] else "T")
     bound = MATH if times.math_us[i] >= times.memory_us[i] else MEMORY
     if tiling.waves[i] < _LATENCY_WAVES and times.us[i] > 3 * max(times.math_us[i], times.memory_us[i]):
         bound = LATENCY
@@ -78,20 +80,12 @@ def _gemm_cost(i: int, gemms: Gemms, times: GemmTimes, profile: Profile) -> OpCo
         low=float(times.low[i]),
         high=float(times.high[i]),
         bound=bound,
-        kernel=_kernel(DTYPES[gemms.dtype[i]], int(times.alignment[i]), int(tiling.split[i])),
+        kernel=family(dtype, int(times.alignment[i]), int(gemms.m[i]), int(gemms.n[i]), layout, int(tiling.split[i]), profile.architecture),
         tile=(int(tiling.tile_m[i]), int(tiling.tile_n[i])),
         waves=round(float(tiling.waves[i]), 3),
         alignment=int(times.alignment[i]),
-        basis=profile.basis,
+        basis=times.basis[i],
     )
-
-
-def _kernel(dtype: str, alignment: int, split: int) -> str:
-    if dtype == "fp32":
-        return "simt"
-    if alignment < 16:
-        return "cutlass-align1" if alignment < 4 else "cutlass-align2"
-    return "split-k" if split > 1 else "nvjet"
 
 
 def _attention_cost(op: Op, profile: Profile) -> OpCost:

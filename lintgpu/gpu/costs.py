@@ -19,7 +19,7 @@ class OpCost:
     bound: str
     """math, memory or latency (a kernel too small to fill the GPU)."""
     kernel: str = ""
-    """Kernel class: nvjet, cutlass-align2, cutlass-align1, xmma, simt, split-k, gemv, flash, efficient, math, pointwise, ..."""
+    """Kernel family (lintgpu.gpu.kernels), an attention kernel (flash, efficient, math) or the kind of a memory-bound op."""
     tile: tuple[int, int] = (0, 0)
     waves: float = 0.0
     """Tiles over the tiles that fit the GPU at once; 2.1 has a tail wave that is 10 % full."""

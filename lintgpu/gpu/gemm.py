@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lintgpu.gpu.calibration import Calibration
 from lintgpu.gpu.features import features
 from lintgpu.gpu.gemms import DTYPES, Gemms
-from lintgpu.gpu.profiles import CALIBRATED, MEASURED, SIBLING, Profile
+from lintgpu.gpu.profiles import SIBLING, SPECIFICATION, Profile
 from lintgpu.gpu.tiles import Tiling, best_tiling
 
 FloatArray = NDArray[np.float64]
@@ -34,9 +33,8 @@ _NARROW: dict[str, dict[str, float]] = {
     "Ampere": {"narrow_4": 0.63, "narrow_2": 0.40, "narrow_tf32": 0.61},
     "Ada": {"narrow_4": 0.63, "narrow_2": 0.45, "narrow_tf32": 0.61},
 }
-_DEFAULT_BAND = {MEASURED: 0.10, CALIBRATED: 0.12, SIBLING: 0.2}
 SPECIFICATION_BAND = 0.45
-_SIBLING_WIDENING = 0.12
+SIBLING_WIDENING = 0.12
 SUSTAINED_TERMS = 11
 NARROW_SHRINKAGE = 0.13
 
@@ -54,6 +52,8 @@ class GemmTimes:
     tiling: Tiling
     alignment: NDArray[np.int64]
     """Smallest alignment class of the three leading dimensions, in bytes."""
+    basis: tuple[str, ...]
+    """What the time rests on: the profile's basis where its measurements held such GEMMs, else specification."""
 
 
 def coefficients(profile: Profile) -> dict[str, float]:
@@ -75,8 +75,8 @@ def gemm_times(gemms: Gemms, profile: Profile) -> GemmTimes:
     us = values["fixed_us"] + np.maximum(tiling.us, memory)
     if profile.calibration is not None and profile.calibration.forest is not None:
         us = us * np.exp(correction(gemms, us, math, memory, tiling, alignment, profile))
-    low, high = bands(gemms, us, alignment, profile)
-    return GemmTimes(us, us * low, us * high, math, memory, tiling, alignment)
+    low, high, basis = bands(gemms, us, alignment, profile)
+    return GemmTimes(us, us * low, us * high, math, memory, tiling, alignment, basis)
 
 
 def correction(
@@ -136,20 +136,15 @@ def _rates(gemms: Gemms, alignment: NDArray[np.int64], profile: Profile, values:
     return np.maximum(peak * narrow, 1.0)
 
 
-def bands(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64], profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Factors on the predicted time that hold 80 % of the measured ones."""
-    calibration: Calibration | None = profile.calibration
-    width = _DEFAULT_BAND.get(profile.basis, SPECIFICATION_BAND)
-    low, high = np.full(len(us), -width), np.full(len(us), width)
-    if calibration is not None and calibration.bands:
-        found = {name: (below, above) for name, below, above in calibration.bands}
-        groups = band_groups(gemms, us, alignment)
-        for name in set(groups.tolist()):  # np.unique imports numpy.ma, which takes as long as all the rest of this
-            below, above = found.get(name, found["all"])
-            low[groups == name], high[groups == name] = below, above
-    if profile.basis == SIBLING:
-        low, high = low - _SIBLING_WIDENING, high + _SIBLING_WIDENING
-    return np.exp(low), np.exp(high)
+def bands(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64], profile: Profile) -> tuple[FloatArray, FloatArray, tuple[str, ...]]:
+    """Factors on the predicted time that hold 80 % of the measured ones, and what each rests on."""
+    widening = SIBLING_WIDENING if profile.basis == SIBLING else 0.0
+    known = {name: (below - widening, above + widening) for name, below, above in profile.calibration.bands} if profile.calibration else {}
+    unknown = (-SPECIFICATION_BAND, SPECIFICATION_BAND)
+    groups = band_groups(gemms, us, alignment).tolist()
+    found = np.array([known.get(name, unknown) for name in groups], dtype=np.float64).reshape(-1, 2)
+    basis = tuple(profile.basis if name in known else SPECIFICATION for name in groups)
+    return np.exp(found[:, 0]), np.exp(found[:, 1]), basis
 
 
 def band_groups(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64]) -> NDArray[np.str_]:

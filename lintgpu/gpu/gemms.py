@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,10 @@ class Gemms:
 
     def __len__(self) -> int:
         return len(self.m)
+
+    def take(self, at: IntArray | BoolArray) -> Gemms:
+        """The GEMMs at the positions, or where the mask is true."""
+        return Gemms(**{f.name: getattr(self, f.name)[at] for f in fields(self)})
 
     @property
     def element_bytes(self) -> IntArray:

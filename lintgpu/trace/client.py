@@ -24,18 +24,20 @@ from lintgpu.target.base import Target
 from lintgpu.trace.records import Trace, TraceFailure, trace_from_json
 from lintgpu.workload import Workload
 
-# `python -c BOOTSTRAP FOLDER MODULE` runs MODULE.main(). Loads lintgpu from its own folder without putting the site-packages
-# it may live in on the path of another interpreter.
+# `python -c BOOTSTRAP FOLDER MODULE ARGUMENTS` runs MODULE.main() with those arguments. Loads lintgpu from its own folder without
+# putting the site-packages it may live in on the path of another interpreter.
 BOOTSTRAP = """
 import sys
 if sys.version_info < (3, 10): sys.exit("lintgpu needs Python 3.10 or newer to trace, not " + sys.version.split()[0])
 sys.path[:] = [p for p in sys.path if p]
 import importlib.util
-spec = importlib.util.spec_from_file_location("lintgpu", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
+folder, name = sys.argv[1:3]
+del sys.argv[1:3]
+spec = importlib.util.spec_from_file_location("lintgpu", folder + "/__init__.py", submodule_search_locations=[folder])
 sys.modules["lintgpu"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 import importlib
-sys.exit(importlib.import_module(sys.argv[2]).main())
+sys.exit(importlib.import_module(name).main())
 """
 
 # What an interpreter needs of the environment to start and to find its libraries; nothing else (no tokens) reaches an untrusted build.

@@ -116,7 +116,7 @@ def _from_file(path: Path) -> Profile:
             raise ValueError(f"{path}: made on {calibration.gpu!r}, which is not a known GPU, and states no specification") from error
         base = Profile(
             name=calibration.gpu,
-            architecture="",
+            architecture=architecture_of(calibration.compute_capability),
             compute_capability=calibration.compute_capability,
             sms=calibration.sms,
             boost_mhz=calibration.boost_mhz,
@@ -126,6 +126,14 @@ def _from_file(path: Path) -> Profile:
             peaks=calibration.peaks,
         )
     return replace(base, calibration=calibration, basis=MEASURED)
+
+
+def architecture_of(compute_capability: str) -> str:
+    """The architecture of the known GPUs of that compute capability, or of its major version; empty for neither."""
+    profiles = all_profiles()
+    exact = [p.architecture for p in profiles if p.compute_capability == compute_capability]
+    major = [p.architecture for p in profiles if p.compute_capability.partition(".")[0] == compute_capability.partition(".")[0]]
+    return next(iter(exact + major), "")
 
 
 @lru_cache(maxsize=1)
