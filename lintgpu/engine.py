@@ -15,10 +15,10 @@ from lintgpu import workload as workloads
 from lintgpu.cache import Cache, key_of
 from lintgpu.finding import Finding
 from lintgpu.report.base import FileError, Report, TargetSummary, WorkloadValue
-from lintgpu.rule import BrokenFile, Context, Rule, Selection, all_rules
+from lintgpu.rule import BrokenFile, Context, IgnoreComment, Rule, Selection, all_rules
 from lintgpu.settings import Settings, SettingsError
 from lintgpu.source import SourceFile, UnreadableFile, read
-from lintgpu.source.suppressions import suppressed
+from lintgpu.source.suppressions import suppressed, suppressions, unused
 from lintgpu.source.walk import walk
 from lintgpu.target import families, family_named, may_hold_target
 from lintgpu.target.base import Knob, Target
@@ -82,6 +82,13 @@ class Judged:
 
     findings: tuple[Finding, ...]
     summaries: tuple[TargetSummary, ...]
+    files: tuple[str, ...] = ()
+    """What it was made from."""
+
+    @property
+    def all_traced(self) -> bool:
+        """Whether nothing about the target is left to guess."""
+        return all(summary.basis == "traced" for summary in self.summaries)
 
 
 def check(request: Request) -> Report:
@@ -89,8 +96,7 @@ def check(request: Request) -> Report:
     run = _Run(request)
     with ExitStack() as stack:
         judged = [run.judged(stack, *found) for found in run.in_turn()]
-    findings = [finding for one in judged for finding in one.findings]
-    return run.report(findings, [summary for one in judged for summary in one.summaries])
+    return run.report(judged)
 
 
 def costs(request: Request) -> tuple[list[Costed], Report]:
@@ -99,8 +105,7 @@ def costs(request: Request) -> tuple[list[Costed], Report]:
     with ExitStack() as stack:
         traced = [run.traced(stack, *found) for found in run.in_turn()]
     costed = [costed for one in traced for costed in run.costs(one)]
-    findings = [finding for one in traced for finding in run.failure_findings(one)]
-    return costed, run.report(findings, [])
+    return costed, run.report([Judged(tuple(run.failure_findings(one)), ()) for one in traced])
 
 
 class _Run:
@@ -241,10 +246,11 @@ class _Run:
         traced = self.traced(stack, target, settings, workload)
         costed = list(self.costs(traced))
         findings = [*self.failure_findings(traced), *(finding for one in costed for finding in self.findings(one, stack))]
-        result = Judged(tuple(findings), tuple(_summary(traced, one) for one in costed) or (_summary(traced, None),))
+        summaries = tuple(_summary(traced, one) for one in costed) or (_summary(traced, None),)
+        result = Judged(tuple(findings), summaries, tuple(_files_of(target, traced.trace)))
         complete = traced.trace is not None and (traced.failure is None or traced.failure.stage == "static")
         if complete and len(self.errors) == errors:
-            self.request.cache.put(key, [*_files_of(target, traced.trace), *(gpu for gpu in settings.gpus if os.path.isfile(gpu))], result)
+            self.request.cache.put(key, [*result.files, *(gpu for gpu in settings.gpus if os.path.isfile(gpu))], result)
         return result
 
     def traced(self, stack: ExitStack, target: Target, settings: Settings, workload: Workload) -> Traced:
@@ -376,13 +382,15 @@ class _Run:
 
     # What is shown
 
-    def report(self, findings: Sequence[Finding], summaries: Sequence[TargetSummary]) -> Report:
+    def report(self, judged: Sequence[Judged]) -> Report:
         """The result of the run, without what comments hide."""
-        kept, hidden = self._keep(_distinct([*findings, *self._broken_findings()]))
+        findings = _distinct([*(finding for one in judged for finding in one.findings), *self._broken_findings()])
+        kept, hidden = self._keep(findings)
+        kept += self._useless_ignores(findings, judged)
         return Report(
             findings=tuple(sorted(kept, key=lambda f: (f.span.path, f.span.line, f.span.column, f.code, f.gpu or ""))),
             files=self.files,
-            targets=tuple(summaries),
+            targets=tuple(summary for one in judged for summary in one.summaries),
             errors=tuple(self.errors),
             suppressed=hidden,
             checked=len(self.paths),
@@ -400,6 +408,22 @@ class _Run:
                 kept.append(finding)
         return kept, hidden
 
+    def _useless_ignores(self, findings: Sequence[Finding], judged: Sequence[Judged]) -> Iterator[Finding]:
+        """LG004 for comments of linted files that only models were made from of which everything is known."""
+        if any(error.kind != "file" for error in self.errors):
+            return  # A check that did not run might have found what they hide.
+        known, doubtful = (
+            {os.path.realpath(file) for one in judged if one.all_traced is whole for file in one.files} for whole in (True, False)
+        )
+        for path in self.paths:
+            file = self.files.get(path) or self._reread(path) if os.path.realpath(path) in known - doubtful else None
+            settings = self.settings(path)
+            if file is not None and settings is not None:
+                places = [(finding.span.line, finding.code) for finding in findings if finding.span.path == path]
+                for comment in _ignore_comments(file, places, settings):
+                    for rule in self._rules(settings):
+                        yield from rule.check_ignore(comment)
+
     def _reread(self, path: str) -> SourceFile | None:
         """A file that a finding points into though it was not asked for (model source beside a config)."""
         try:
@@ -407,6 +431,17 @@ class _Run:
         except UnreadableFile:
             return None
         return self.files[path]
+
+
+def _ignore_comments(file: SourceFile, places: Sequence[tuple[int, str]], settings: Settings) -> Iterator[IgnoreComment]:
+    """The comments of a file with what they hide of the (line, code) of `places`."""
+    selection = Selection(settings.select, settings.ignore)
+    codes = [rule.code for rule in all_rules()]
+    for item in suppressions(file):
+        unknown = tuple(prefix for prefix in item.codes if not any(code.startswith(prefix) for code in codes))
+        useless = [prefix for prefix in unused(item, places) if prefix not in unknown]
+        looked_for = tuple(prefix for prefix in useless if all(selection.wants(code) for code in codes if code.startswith(prefix)))
+        yield IgnoreComment(item.span, item.line, item.codes, looked_for, unknown)
 
 
 def _declared(settings: Settings) -> list[Target]:
@@ -447,7 +482,9 @@ def _summary(traced: Traced, costed: Costed | None) -> TargetSummary:
     if trace is not None and trace.compile_calls:
         notes.append(f"the model compiles {', '.join(trace.compile_calls)} by itself")
     if failure is not None:
-        notes.insert(0, f"not traced: {failure.reason}" + (f" ({failure.hint})" if failure.hint else ""))
+        unbuilt = trace is None and failure.stage == "static"
+        what = "not estimated without torch: the file's numbers alone make no model" if unbuilt else f"not traced: {failure.reason}"
+        notes.insert(0, what + (f" ({failure.hint})" if failure.hint else ""))
     gpu = costed.profile.name if costed else ", ".join(traced.settings.gpus)
     return TargetSummary(
         name=traced.target.name,
@@ -455,6 +492,7 @@ def _summary(traced: Traced, costed: Costed | None) -> TargetSummary:
         family=traced.target.family,
         gpu=gpu,
         basis=trace.basis if trace else "failed",
+        static=traced.settings.static,
         model_class=trace.model_class if trace else "",
         workload=workloads.describe(workload),
         workload_values=(

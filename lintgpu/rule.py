@@ -45,6 +45,21 @@ class BrokenFile:
 
 
 @dataclass(frozen=True)
+class IgnoreComment:
+    """An ignore comment of a file whose models were all traced, and what it is good for."""
+
+    span: Span
+    line: int
+    """The line it speaks of; 0 for the whole file."""
+    codes: tuple[str, ...]
+    """What it names, in upper case; empty for everything."""
+    unused: tuple[str, ...]
+    """Those of `codes` that were looked for and hide nothing; one empty string for a comment without codes that hides nothing."""
+    unknown: tuple[str, ...]
+    """Those of `codes` that no rule's code starts with."""
+
+
+@dataclass(frozen=True)
 class Case:
     """A small project a rule is tested on. `expect` has (knob or None, suggestions allowed) pairs; empty = must stay silent."""
 
@@ -92,6 +107,10 @@ class Rule:
 
     def check_broken(self, file: BrokenFile) -> Iterator[Finding]:
         """Findings about a file that could not be read."""
+        return iter(())
+
+    def check_ignore(self, comment: IgnoreComment) -> Iterator[Finding]:
+        """Findings about an ignore comment."""
         return iter(())
 
     @property

@@ -28,6 +28,19 @@ from lintgpu.target.base import Target
 from lintgpu.trace.records import TraceFailure
 from lintgpu.workload import Workload
 
+HELP = {
+    "environment": "set python in [tool.lintgpu] to the interpreter that runs the model",
+    "trust": "name it in [tool.lintgpu.targets] of pyproject.toml, or give --trust",
+    "config": "correct the config, or exclude the file in [tool.lintgpu] where it is no model of yours",
+    "build": "correct the numbers that its constructor refuses, or exclude the file in [tool.lintgpu] where it is no model of yours",
+    "inputs": "name its inputs as example_inputs of [tool.lintgpu.targets.NAME]",
+    "forward": "name its inputs as example_inputs of [tool.lintgpu.targets.NAME], or give --static to judge the numbers alone",
+    "backward": "give --mode infer to trace the forward alone",
+    "limit": "raise time-limit or memory-limit-gb in [tool.lintgpu]",
+    "crash": "run it by itself in that environment to see it end, or give --static to judge the numbers alone",
+}
+"""What would help at each stage where the failure itself does not know better."""
+
 
 class TraceFailed(Rule):
     """LG001."""
@@ -48,13 +61,14 @@ class TraceFailed(Rule):
     def check_failure(self, target: Target, workload: Workload, failure: TraceFailure) -> Iterator[Finding]:
         """One warning for the target."""
         where = f" ({failure.path}:{failure.line})" if failure.path else ""
+        help_ = failure.hint or HELP.get(failure.stage, "")
         yield Finding(
             code=self.code,
             name=self.name,
             severity=Severity.WARNING,
-            message=f"{target.name} was not traced: {failure.reason}{where}",
+            message=f"{target.name} was not traced: {failure.reason}{where}" + (f"; {help_}" if help_ else ""),
             span=target.span,
             target=target.name,
-            details=tuple(line for line in (f"stage: {failure.stage}", failure.hint and f"what helps: {failure.hint}") if line),
+            details=(f"stage: {failure.stage}",),
             fingerprint_parts=(target.name, failure.stage),
         )

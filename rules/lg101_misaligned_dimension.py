@@ -141,7 +141,7 @@ class MisalignedDimension(Rule):
             ),
             related=(*_related(together, chosen), *sites(op for op, _ in flagged)),
             fix=_fix(context, knob, suggestion),
-            details=tuple(_details(context, flagged, chosen, gain)),
+            details=tuple(_details(context, flagged, chosen)),
             fingerprint_parts=(context.target.name, knob.id),
         )
 
@@ -262,7 +262,7 @@ def _related(together: list[Knob], chosen: Outcome) -> Iterator[Related]:
         yield Related(knob.span, f"change {knob.name} = {knob.value} to {chosen.changes[knob.id]} with it")
 
 
-def _details(context: Context, flagged: list[tuple[Op, float]], chosen: Outcome, gain: Saving) -> Iterator[str]:
+def _details(context: Context, flagged: list[tuple[Op, float]], chosen: Outcome) -> Iterator[str]:
     after = {(op.module, op.phase, op.name): cost for op, cost in zip(chosen.trace.ops, chosen.step.ops, strict=True)}
     before = dict(zip(context.trace.ops, context.step.ops, strict=True))
     for op, us in flagged[:3]:
@@ -276,7 +276,6 @@ def _details(context: Context, flagged: list[tuple[Op, float]], chosen: Outcome,
         )
     if len(flagged) > 3:
         yield f"and {len(flagged) - 3} more GEMMs"
-    yield f"80 % band of the saving: {gain.low:.0%} to {gain.high:.0%} of the GPU time of a step ({gain.basis.value})"
 
 
 def _fix(context: Context, knob: Knob, suggestion: int) -> Fix:

@@ -126,6 +126,24 @@ def test_the_static_tier_says_that_it_did_not_trace() -> None:
     assert any(note.startswith("not traced: --static was given") and "lintgpu[hf]" in note for note in target["assumptions"])
 
 
+def test_a_config_whose_numbers_make_no_model_was_not_estimated(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "no_such_type", "vocab_size": 50257}\n')
+    result = check("config.json")
+    assert "1 target could not be estimated without torch: pip install 'lintgpu[hf]', then run without --static." in result.stdout
+    assert "could not be traced" not in result.stdout
+    assert "not traced" not in result.stdout
+
+
+def test_a_finding_tells_its_band_once() -> None:
+    text = check("config.json").stdout
+    assert text.count("[30 % to 45 %]") == text.count(" to 45") == 1
+
+
+def test_a_comment_is_not_called_useless_where_nothing_was_traced(folder: Path) -> None:
+    (folder / "config.json").write_text("// lintgpu: ignore-file[LG2, LG777]\n" + GPT2)
+    assert [finding["code"] for finding in findings("config.json")] == ["LG101"]
+
+
 def test_every_output_says_which_workload_was_assumed() -> None:
     for name in ("full", "concise", "json"):
         output = check("-f", name, "config.json", "--batch", "16").stdout

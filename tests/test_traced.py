@@ -165,6 +165,7 @@ def test_a_model_that_fails_is_reported_with_its_own_words_and_the_others_are_ju
     result = report(".")
     (failed,) = of("LG001", result)
     assert "the width must be even" in failed["message"]
+    assert failed["message"].endswith("or exclude the file in [tool.lintgpu] where it is no model of yours")
     assert (failed["path"], failed["target"], failed["severity"]) == ("pyproject.toml", "bad", "warning")
     assert [finding["target"] for finding in of("LG101", result)] == ["net"]
 
@@ -182,6 +183,28 @@ def test_without_torch_the_numbers_are_judged_and_the_way_to_trace_is_named(fold
     (finding,) = of("LG101", found)
     assert (finding["line"], finding["value"]) == (1, 50257)
     assert of("LG001", found) == []
+
+
+def test_comments_that_hide_nothing_are_told(folder: Path) -> None:
+    text = MODEL.replace("# of the GPT-2 tokenizer", "# lintgpu: ignore[LG101, LG102, LG9]").replace("= 4\n", "= 4  # lintgpu: ignore\n")
+    (folder / "model.py").write_text(text)
+    found = report("model.py", "--trust")
+    assert of("LG101", found) == []
+    assert [(finding["line"], finding["severity"], finding["message"]) for finding in of("LG004", found)] == [
+        (
+            VOCABULARY_LINE,
+            "note",
+            f"this comment hides no finding of LG102 on line {VOCABULARY_LINE} and names LG9, which no rule is called; "
+            "remove it, or the codes",
+        ),
+        (VOCABULARY_LINE + 2, "note", f"this comment hides no finding on line {VOCABULARY_LINE + 2}; remove it, or the codes"),
+    ]
+    assert of("LG004", report("model.py", "--trust")) == of("LG004", found)
+    # What was not looked for may be what a comment hides.
+    assert [finding["line"] for finding in of("LG004", report("model.py", "--trust", "--ignore", "LG102"))] == [VOCABULARY_LINE]
+    assert of("LG004", report("model.py", "--trust", "--ignore", "LG004")) == []
+    (folder / "model.py").write_text(text.replace("LG9]", "LG9, LG004]").replace("= 4  # lintgpu: ignore\n", "= 4\n"))
+    assert of("LG004", report("model.py", "--trust")) == []
 
 
 def test_a_kept_result_is_the_same_report(folder: Path) -> None:

@@ -42,6 +42,8 @@ class TargetSummary:
     gpu: str
     basis: str
     """traced, estimated or failed."""
+    static: bool = False
+    """Whether no trace was asked for."""
     model_class: str = ""
     workload: str = ""
     """One line, such as "train, batch 16 x 1024, bf16, eager"."""

@@ -74,10 +74,13 @@ def _not_done(report: Report) -> list[str]:
         kind for kind, _ in {(error.kind, error.path if error.kind != "internal" else error.message) for error in report.errors}
     )
     unread, unknown, broken = errors.pop("file", 0), errors.pop("gpu", 0), errors.total()
-    failed = sum(target.basis == "failed" for target in report.targets)
+    failed = sum(target.basis == "failed" and not target.static for target in report.targets)
+    unbuilt = sum(target.basis == "failed" and target.static for target in report.targets)
+    way_out = "pip install 'lintgpu[hf]', then run without --static"
     said = (
         (unread, f"{plural(unread, 'file')} could not be read."),
         (failed, f"{plural(failed, 'target')} could not be traced."),
+        (unbuilt, f"{plural(unbuilt, 'target')} could not be estimated without torch: {way_out}."),
         (unknown, f"{plural(unknown, 'GPU')} unknown."),
         (broken, f"{plural(broken, 'check')} failed."),
     )

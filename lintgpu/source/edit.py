@@ -16,6 +16,8 @@ from lintgpu.source.file import PYTHON, SourceFile, decode
 from lintgpu.source.positions import Positions
 from lintgpu.source.unreadable import UnreadableFile
 
+_LONE_CR = re.compile(r"\r(?!\n)")
+
 
 class EditError(ValueError):
     """Edits that cannot be applied: overlapping, outside the text, or leaving a file that no longer parses."""
@@ -102,11 +104,13 @@ def _prove_integers(positions: Positions, edits: Sequence[Edit], new: str) -> No
     # libcst takes a third of a second to import and only fixes of Python files want it.
     from lintgpu.source.python_literals import replace_integers
 
+    # libcst knows no line ends of CR alone; to Python, and for this proof, they are worth LF.
+    plain = Positions(positions.path, _LONE_CR.sub("\n", positions.text))
     try:
-        rewritten = replace_integers(positions, edits)
+        rewritten = replace_integers(plain, edits)
     except ValueError as error:
         raise EditError(str(error)) from None
-    if rewritten != new:
+    if rewritten != _LONE_CR.sub("\n", new):
         raise EditError(f"{positions.path}: the edit would change more than the integers it names")
 
 

@@ -62,10 +62,10 @@ def suppressed(file: SourceFile, line: int, code: str) -> bool:
     return any(suppression.hides(line, code) for suppression in suppressions(file))
 
 
-def unused(file: SourceFile, findings: Iterable[tuple[int, str]]) -> tuple[Suppression, ...]:
-    """The ignore comments that hide none of the (line, code) of `findings`, which includes the hidden ones."""
-    places = list(findings)
-    return tuple(item for item in suppressions(file) if not any(item.hides(line, code) for line, code in places))
+def unused(suppression: Suppression, findings: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    """The codes of a comment that hide none of the (line, code) of its file's findings, hidden ones included; "" for no codes at all."""
+    here = [code.upper() for line, code in findings if suppression.line in (0, line)]
+    return tuple(prefix for prefix in suppression.codes or ("",) if not any(code.startswith(prefix) for code in here))
 
 
 def _line_meant(span: Span, own_lines: dict[int, int]) -> int:

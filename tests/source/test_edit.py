@@ -37,7 +37,7 @@ def test_data_edits_change_only_their_values(name, old, new, line_end):
 @given(
     st.lists(st.integers(0, 10**6), min_size=3, max_size=3),
     st.lists(st.integers(0, 10**6), min_size=3, max_size=3),
-    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["\n", "\r\n", "\r"]),
 )
 def test_python_edits_change_only_their_literals(old, new, line_end):
     source = "é = f('漢', {0},  # c\n\tx=-{1})\n\ny = 0x_FF if {2} else {2}\n"
