@@ -107,7 +107,7 @@ def default_folder() -> Path:
 def key_of(*parts: Any) -> str:
     """A hash of `parts` (JSON-like values and dataclasses) together with this version and state of lintgpu's own code."""
     plain = [asdict(part) if is_dataclass(part) and not isinstance(part, type) else part for part in parts]
-    return hashlib.sha256(msgspec.json.encode([_code_stamp(), *plain], order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode([code_stamp(), *plain], order="sorted")).hexdigest()
 
 
 def file_hash(path: str) -> str:
@@ -119,7 +119,7 @@ def file_hash(path: str) -> str:
 
 
 @cache
-def _code_stamp() -> list[Any]:
+def code_stamp() -> list[Any]:
     """This lintgpu: its version, and the sizes and dates of its files, since an editable install changes under one version."""
     package = Path(lintgpu.__file__).resolve().parent
     rules = package / "rules" if (package / "rules").is_dir() else package.parent / "rules"

@@ -73,6 +73,7 @@ def _target_options(command: Command) -> Command:
         click.option("--trust", is_flag=True, help="Code of the linted project may be imported to build its models."),
         click.option("--static", is_flag=True, help="Do not trace: judge from the config's numbers alone (no torch needed)."),
         click.option("--python", metavar="PATH", help="Interpreter of the environment that holds torch. [default: this one]"),
+        click.option("--warm", is_flag=True, help="Keep a process with torch imported for the next command (POSIX; ends when idle)."),
         click.option("--no-cache", is_flag=True, help="Judge anew what a former run has judged."),
         click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="For one trace. [default: 300]"),
         click.option(
@@ -252,7 +253,9 @@ def calibrate(minutes: float, output_file: str | None, device: int, python: str,
 def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[str, Any]) -> engine.Request:
     from lintgpu import engine
 
-    for name in ("static", "trust"):
+    # numpy starts a thread a core for linear algebra, of which a check has none; that takes as long as the rest of its import.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name in ("static", "trust", "warm"):
         if options[name]:
             overrides[name] = True
     for name in ("model", "python", "time_limit", "memory_limit_gb"):

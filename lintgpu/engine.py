@@ -262,6 +262,9 @@ class _Run:
 
     def _report_stage(self, stage: str) -> None:
         self.request.progress(replace(self._progress, stage=stage))
+        # The worker is busy and this process waits: the time to import what the costs will want.
+        import lintgpu.gpu.step
+        import lintgpu.whatif  # noqa: F401
 
     def _trace(
         self, stack: ExitStack, target: Target, settings: Settings, workload: Workload, changes: Mapping[str, int]
@@ -283,13 +286,15 @@ class _Run:
 
     def _worker(self, stack: ExitStack, settings: Settings, target: Target) -> Worker:
         from lintgpu.trace.client import Limits, Worker
+        from lintgpu.trace.warm import warmth
 
         trust = _trusted(target, settings)
         root = settings.root if trust else None  # Without trust one worker serves every project.
-        key = (settings.python, root, settings.time_limit, settings.memory_limit_gb)
+        key = (settings.python, root, settings.time_limit, settings.memory_limit_gb, settings.warm)
         if key not in self._workers:
             limits = Limits(settings.time_limit, int(settings.memory_limit_gb * 2**30))
-            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, root, self._report_stage))
+            warm = warmth() if settings.warm else None
+            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, root, self._report_stage, warm))
         return self._workers[key]
 
     @cached_property

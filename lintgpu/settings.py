@@ -51,6 +51,8 @@ class Settings:
     """Interpreter of the worker: the environment that holds torch."""
     static: bool = False
     """Do not trace; read the config's numbers only."""
+    warm: bool = False
+    """Borrow traces' processes from a server that stays (POSIX only)."""
     time_limit: float = 300.0
     """Seconds one trace may take."""
     memory_limit_gb: float = 16.0
@@ -194,6 +196,10 @@ def _number(field_name: str, key: str) -> Any:
     return reader
 
 
+def _warm(value: Any) -> dict[str, Any]:
+    return {"warm": _flag("warm", value)}
+
+
 def _python(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise ValueError("python must be the path of an interpreter")
@@ -209,6 +215,7 @@ _READERS: dict[str, Any] = {
     "workload": _workload,
     "targets": _targets,
     "python": _python,
+    "warm": _warm,
     "time-limit": _number("time_limit", "time-limit"),
     "memory-limit-gb": _number("memory_limit_gb", "memory-limit-gb"),
 }

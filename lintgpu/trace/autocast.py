@@ -54,7 +54,7 @@ class Autocast:
         """Register the kernels and make torch.autocast and its queries speak for this object."""
         ops, fallback = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
         fallback.fallback(torch.library.fallthrough_kernel, _KEY_NAME)
-        for name in _autocast_ops():
+        for name in autocast_ops():
             ops.impl(name, self._kernel(name), _KEY_NAME)
         try:
             with self._speaking_for_torch():
@@ -234,7 +234,7 @@ def _floating(tree: Any) -> list[torch.Tensor]:
     return [tree] if _is_castable(tree) else []
 
 
-def _autocast_ops() -> list[str]:
+def autocast_ops() -> list[str]:
     """The aten ops with a kernel for AutocastCUDA in the installed torch, as name or name.overload."""
     if not _OPS:
         for name in torch._C._dispatch_get_all_op_names():

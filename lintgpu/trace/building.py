@@ -39,6 +39,13 @@ class Provenance:
     kept: list[Any] = field(default_factory=list)
     """Storages behind `factories`, so that no address is reused."""
 
+    def note(self, tensor: torch.Tensor, origins: Origins) -> None:
+        """Say what the dims of a new tensor came from, where that is said of each."""
+        if len(origins) == tensor.dim():
+            storage = tensor.untyped_storage()
+            self.factories[int(storage._cdata)] = origins
+            self.kept.append(storage)
+
 
 def build(make: Callable[[], Built], dtype: torch.dtype, recorder: Recorder) -> tuple[Built, Provenance]:
     """Call `make` with torch on meta and `dtype` as the default dtype; whatever it raises goes through.
@@ -93,10 +100,9 @@ class _Factories(TorchFunctionMode):  # type: ignore[misc]
         if func in _FACTORIES:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
             origins = tuple(expression(dim) for dim in size if isinstance(dim, int))
-            if any(origins) and len(origins) == output.dim():
-                storage = output.untyped_storage()
-                self._provenance.factories[int(storage._cdata)] = origins
-                self._provenance.kept.append(storage)
+            if any(origins):
+                with unmoded():
+                    self._provenance.note(output, origins)
         return output
 
 

@@ -17,12 +17,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lintgpu
 from lintgpu.target.base import Target
 from lintgpu.trace.records import Trace, TraceFailure, trace_from_json
 from lintgpu.workload import Workload
+
+if TYPE_CHECKING:
+    from lintgpu.trace.warm import Borrowed, Warmth
 
 # `python -c BOOTSTRAP FOLDER MODULE ARGUMENTS` runs MODULE.main() with those arguments. Loads lintgpu from its own folder without
 # putting the site-packages it may live in on the path of another interpreter.
@@ -39,6 +42,12 @@ spec.loader.exec_module(module)
 import importlib
 sys.exit(importlib.import_module(name).main())
 """
+
+
+def bootstrap(module: str) -> list[str]:
+    """An interpreter's arguments to run main() of a module of this lintgpu."""
+    return ["-c", BOOTSTRAP, str(Path(lintgpu.__file__).resolve().parent), module]
+
 
 # What an interpreter needs of the environment to start and to find its libraries; nothing else (no tokens) reaches an untrusted build.
 _KEPT_VARIABLES = frozenset(
@@ -91,6 +100,7 @@ class Worker:
 
     `python` is the interpreter of the environment that holds torch. Only with `trust` are targets built that run code of
     the linted tree, and only then is `project_root` importable. `progress` is called with importing, building and tracing.
+    With `warmth` the process is borrowed from a server that has torch imported already, if one can be had.
     """
 
     def __init__(
@@ -100,6 +110,7 @@ class Worker:
         trust: bool = False,
         project_root: str | None = None,
         progress: Callable[[str], None] | None = None,
+        warmth: Warmth | None = None,
     ) -> None:
         # The worker starts in a folder of its own, so a relative path has to be settled here.
         self._python = os.path.abspath(os.path.join(project_root or "", python)) if os.path.dirname(python) else python
@@ -107,6 +118,7 @@ class Worker:
         self._trust = trust
         self._project_root = os.path.abspath(project_root) if project_root is not None else None
         self._progress = progress or (lambda stage: None)
+        self._warmth = warmth
         self._process: _Process | None = None
         self.hello: Mapping[str, Any] = {}
         """The worker's process id and python version, what of its confinement is enforced and missing; empty before the first request."""
@@ -143,7 +155,7 @@ class Worker:
         deadline = time.monotonic() + self._limits.seconds
         try:
             if self._process is None:
-                self._process = _Process(self._python, self._limits, self._project_root, self._trust)
+                self._process = _Process(self._python, self._limits, self._project_root, self._trust, self._warmth)
             process = self._process
             if not process.greeted:
                 self.hello = process.receive(deadline)["hello"]
@@ -159,6 +171,9 @@ class Worker:
                     return TraceFailure(**message["failure"])
         except _Ended as ended:
             self.close()
+            if self._warmth is not None and ended.failure.stage != "limit":
+                self._warmth = None  # Whatever ended it, the server's end among it: a worker of our own has the last word.
+                return self._ask(request)
             return ended.failure
         except BaseException:
             self.close()  # After an interrupt the worker would answer the wrong question.
@@ -176,22 +191,22 @@ class _Ended(Exception):
 class _Process:
     """The running subprocess with its pipes, its scratch folder and the thread that reads its answers."""
 
-    def __init__(self, python: str, limits: Limits, root: str | None, trust: bool) -> None:
+    def __init__(self, python: str, limits: Limits, root: str | None, trust: bool, warmth: Warmth | None) -> None:
         project_root = root if trust else None
         self.greeted = False
         self._limits = limits
         self._scratch = tempfile.mkdtemp(prefix="lintgpu-")
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._errors = open(os.path.join(self._scratch, "stderr"), "w+b")  # noqa: SIM115 - closed in close()
-        package = str(Path(lintgpu.__file__).resolve().parent)
+        variables = environment(os.environ, self._scratch, project_root, [root] if root else [])
         try:
-            self._child = subprocess.Popen(
-                [python, "-c", BOOTSTRAP, package, "lintgpu.trace.worker"],
+            self._child = self._borrowed(warmth, python, variables, project_root) or subprocess.Popen(
+                [python, *bootstrap("lintgpu.trace.worker")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 cwd=self._scratch,
-                env=environment(os.environ, self._scratch, project_root, [root] if root else []),
+                env=variables,
                 start_new_session=True,
                 text=True,
                 encoding="utf-8",
@@ -212,6 +227,13 @@ class _Process:
             }
         )
 
+    def _borrowed(self, warmth: Warmth | None, python: str, variables: Mapping[str, str], root: str | None) -> Borrowed | None:
+        if warmth is None:
+            return None
+        from lintgpu.trace.warm import borrow
+
+        return borrow(warmth, python, variables, self._scratch, root, self._errors.fileno())
+
     def send(self, message: Mapping[str, Any]) -> None:
         assert self._child.stdin is not None
         try:
@@ -227,7 +249,7 @@ class _Process:
         except queue.Empty:
             reason = f"took longer than the {self._limits.seconds:g} s it was allowed"
             raise _Ended(TraceFailure("limit", reason, "raise time-limit in [tool.lintgpu]")) from None
-        if line is None:
+        if line is None or not line.endswith("\n"):  # It may have been ended in the middle of a message.
             raise _Ended(self._failure_of_death())
         message: dict[str, Any] = json.loads(line)
         return message
@@ -248,6 +270,9 @@ class _Process:
         self._answers.put(None)
 
     def _kill(self) -> None:
+        if not isinstance(self._child, subprocess.Popen):
+            self._child.kill()
+            return
         if os.name == "posix":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -262,6 +287,8 @@ class _Process:
     def _failure_of_death(self) -> TraceFailure:
         try:
             code = self._child.wait(timeout=5)
+        except OSError as error:  # The server that it was borrowed from has ended.
+            return TraceFailure("crash", str(error))
         except subprocess.TimeoutExpired:
             return TraceFailure("crash", "the worker closed its answers and ran on")
         last = self._last_words()

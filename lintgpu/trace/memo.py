@@ -97,7 +97,8 @@ class Memo:
         """`autocast` is what else a run depends on: it casts each weight once."""
         self._recorder = recorder
         self._autocast = autocast
-        self._kinds = alike(root, recorder.shadows, recorder.weights, recorder.modules.site)
+        with unmoded():  # Thousands of looks at shapes and strides, none of which a mode has to see.
+            self._kinds = alike(root, recorder.shadows, recorder.weights, recorder.modules.site)
         self._runs: dict[Hashable, _Run] = {}
         self._unsafe: set[int] = set()
         self._hashes: dict[tuple[int, int], tuple[torch.Tensor, int | None]] = {}
@@ -115,7 +116,8 @@ class Memo:
         if casts is None:
             return original(module, *args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
-        key = (kind, str(spec), self._key(leaves), torch.is_grad_enabled(), casts)
+        with unmoded():
+            key = (kind, str(spec), self._key(leaves), torch.is_grad_enabled(), casts)
         run = self._runs.get(key)
         if run is None:
             try:

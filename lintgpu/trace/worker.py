@@ -46,12 +46,12 @@ class Configuration:
         return cls(**{**data, "readable": tuple(data["readable"]), "writable": tuple(data["writable"])})
 
 
-def main() -> int:
-    """Serve requests until stdin ends."""
+def main(after: Callable[[], None] = lambda: None) -> int:
+    """Serve requests until stdin ends; `after` is called after each answer."""
     requests, replies = take_over_stdio()
 
     def send(message: Mapping[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
+        replies.write(json.dumps(message, default=vars) + "\n")  # Dataclasses go as their fields, without asdict's deep copies.
         replies.flush()
 
     configuration = Configuration.from_json(json.loads(requests.readline()))
@@ -64,8 +64,10 @@ def main() -> int:
         request = json.loads(line) | {"project_root": configuration.project_root}
         outcome = answer(request, lambda stage: send({"progress": stage}))
         key = "trace" if isinstance(outcome, Trace) else "failure"
-        send({key: dataclasses.asdict(outcome)})
+        send({key: outcome})
+        after()
         gc.collect()  # Modules and autograd graphs hold cycles; the next request should start small.
+        gc.freeze()  # What is left are the libraries, which no later collection needs to walk.
     return 0
 
 
