@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ from urllib.parse import quote
 from lintgpu.finding import Finding, Related, Span
 from lintgpu.report.base import FileError, Report, TargetSummary
 from lintgpu.report.json_ import cost_data, target_data
+from lintgpu.report.shared import fingerprint
 from lintgpu.report.text import json_text
 from lintgpu.rule import Rule, all_rules
 
@@ -73,7 +73,7 @@ def _result(finding: Finding, rule_index: int, seen: Counter[str]) -> dict[str, 
         "level": finding.severity.value,
         "message": {"text": finding.message},
         "locations": [_location(finding)],
-        "partialFingerprints": {FINGERPRINT: _fingerprint(finding, seen)},
+        "partialFingerprints": {FINGERPRINT: fingerprint(finding, _artifact(finding.span.path)["uri"], seen)},
         "properties": _properties(finding),
     }
     if finding.related:
@@ -121,16 +121,6 @@ def _artifact(path: str) -> dict[str, str]:
 def _quoted(path: str, safe: str = "") -> str:
     # A colon in the first part of a relative URI would read as a scheme, so it is only safe behind a drive letter.
     return quote(path.encode("utf-8", "surrogateescape"), safe=f"/{safe}")
-
-
-def _fingerprint(finding: Finding, seen: Counter[str]) -> str:
-    """What stays when lines move: rule, file, target, knob and what the rule adds. Equal ones are numbered in order."""
-    path = _artifact(finding.span.path)["uri"]
-    own = finding.fingerprint_parts or (finding.knob or "", finding.message)
-    parts = (finding.code, path, finding.target or "", finding.gpu or "", *own)
-    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    seen[digest] += 1
-    return f"{digest}:{seen[digest]}"
 
 
 def _properties(finding: Finding) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 
 from lintgpu.finding import Finding, FindingCost, Severity
@@ -29,6 +30,24 @@ def cost_line(cost: FindingCost) -> str:
         f"{duration(cost.saving_gpu_us)}, {percent(cost.saving_gpu_share)} of the GPU time [{percent(cost.low)} to {percent(cost.high)}]"
     )
     return f"{spent}; the fix saves {saved} and {percent(cost.saving_step_share)} of the step ({BASIS[cost.basis.value]})"
+
+
+def fingerprint(finding: Finding, path: str, seen: Counter[str]) -> str:
+    """What stays when lines move: rule, file, target, knob and what the rule adds. Equal ones are numbered in order, which `seen` counts.
+
+    `path` is the file as the format names it.
+    """
+    own = finding.fingerprint_parts or (finding.knob or "", finding.message)
+    parts = (finding.code, path, finding.target or "", finding.gpu or "", *own)
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    seen[digest] += 1
+    return f"{digest}:{seen[digest]}"
+
+
+def not_judged(target: TargetSummary) -> str:
+    """Why nothing can be said of a target."""
+    reason = target.assumptions[0] if target.assumptions else "could not be traced"
+    return one_line(f"{target.name}: {reason}")
 
 
 def judged_on(finding: Finding) -> str:

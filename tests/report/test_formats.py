@@ -1,8 +1,10 @@
 """Every output format on every report: the golden text, and what must hold of any text."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from importlib import resources
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -16,7 +18,7 @@ MACHINE = ("json", "sarif", "gitlab", "junit")
 
 
 def test_the_formats_are_found():
-    assert {"concise", "full", "github", "json", "sarif"} <= set(FORMATS)
+    assert {"concise", "full", "github", "gitlab", "json", "junit", "sarif"} <= set(FORMATS)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -180,3 +182,80 @@ def test_sarif_fingerprints_survive_moved_lines_and_tell_findings_apart(reports)
     other = run_of(replace(report, findings=(replace(first, fingerprint_parts=("gpt2", "n_embd")),)))["results"][0]["partialFingerprints"]
     assert alone == prints[0]
     assert len({next(iter(item.values())) for item in (*prints, other)}) == 3
+
+
+# gitlab
+
+CODE_QUALITY = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["description", "check_name", "fingerprint", "severity", "location"],
+        "properties": {
+            "description": {"type": "string", "minLength": 1},
+            "check_name": {"type": "string", "minLength": 1},
+            "fingerprint": {"type": "string", "minLength": 1},
+            "severity": {"enum": ["info", "minor", "major", "critical", "blocker"]},
+            "location": {
+                "type": "object",
+                "required": ["path", "lines"],
+                "properties": {
+                    "path": {"type": "string", "minLength": 1, "not": {"pattern": "^\\./"}},
+                    "lines": {"type": "object", "required": ["begin"], "properties": {"begin": {"type": "integer", "minimum": 1}}},
+                },
+            },
+        },
+    },
+}
+"""What GitLab's documentation says that a report has to hold."""
+
+
+def test_gitlab_follows_the_documented_schema(case):
+    entries = json.loads(FORMATS["gitlab"].render(case[1]))
+    jsonschema.validate(entries, CODE_QUALITY)
+    failed = sum(target.basis == "failed" for target in case[1].targets)
+    assert len(entries) == len(case[1].findings) + len(case[1].errors) + failed
+    assert len({entry["fingerprint"] for entry in entries}) == len(entries)
+
+
+def test_gitlab_fingerprints_survive_moved_lines_and_other_figures(reports):
+    report = reports["ordinary"]
+    first = report.findings[0]
+    moved = replace(first, span=replace(first.span, line=40, end_line=40), message="another figure", cost=None)
+    one, other = (json.loads(FORMATS["gitlab"].render(replace(report, findings=(f,))))[0] for f in (first, moved))
+    assert one["fingerprint"] == other["fingerprint"]
+    assert (one["severity"], one["location"]) == ("major", {"path": "configs/gpt2.json", "lines": {"begin": 4}})
+    assert other["location"]["lines"] == {"begin": 40}
+
+
+# junit
+
+# What the readers of CI servers agree on: each element with its attributes (those it needs first) and the elements in it.
+JUNIT = {
+    "testsuites": ({"tests", "failures", "errors"}, {"name"}, {"testsuite"}),
+    "testsuite": ({"name", "tests", "failures", "errors"}, {"skipped"}, {"testcase"}),
+    "testcase": ({"name", "classname"}, {"file", "line"}, {"failure", "error", "system-out"}),
+    "failure": ({"message", "type"}, set(), set()),
+    "error": ({"message", "type"}, set(), set()),
+    "system-out": (set(), set(), set()),
+}
+
+
+def test_junit_follows_the_schema_and_counts_right(case):
+    root = ElementTree.fromstring(FORMATS["junit"].render(case[1]))
+    for element in root.iter():
+        needed, allowed, inside = JUNIT[element.tag]
+        assert needed <= set(element.keys()) <= needed | allowed
+        assert {child.tag for child in element} <= inside
+    for counted in (root, *root):
+        outcomes = Counter(outcome.tag for case_ in counted.iter("testcase") for outcome in case_)
+        assert (int(counted.get("failures")), int(counted.get("errors"))) == (outcomes["failure"], outcomes["error"])
+        assert int(counted.get("tests")) == len(list(counted.iter("testcase"))) == outcomes.total()
+    assert int(root.get("tests")) == len(case[1].findings) + len(case[1].errors) + len(case[1].targets)
+
+
+def test_junit_passes_notes_and_fails_what_was_not_checked(reports):
+    root = ElementTree.fromstring(FORMATS["junit"].render(reports["hostile"]))
+    assert [root.get(name) for name in ("failures", "errors")] == ["1", "4"]
+    assert len([outcome for outcome in root.iter("system-out") if "no such line" in outcome.text]) == 1
