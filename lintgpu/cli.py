@@ -85,6 +85,31 @@ def _target_options(command: Command) -> Command:
     return command
 
 
+class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """A span of time: 90, 90s or 1.5m."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds. Raises click.BadParameter for anything that is no positive time."""
+        text = str(value).strip().lower()
+        number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m") else (text, "s")
+        try:
+            seconds = float(number) * (60 if unit == "m" else 1)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            self.fail(f"{value!r} is no time such as 60s or 2m", param, ctx)
+        return seconds
+
+
+def _verify_options(command: Command) -> Command:
+    """Options of whatever measures findings, shared by check and verify."""
+    budget = "For the whole command; what does not fit is left out and said."
+    command = click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="Which GPU, by its number.")(command)
+    return click.option("--verify-budget", type=_Seconds(), default="60s", show_default=True, help=budget)(command)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(lintgpu.__version__, "-V", "--version", prog_name="lintgpu")
 def main() -> None:
@@ -103,6 +128,8 @@ def main() -> None:
 @click.option("--diff", is_flag=True, help="Show what --fix would change, and change nothing.")
 @click.option("--fix", is_flag=True, help="Write suggested values that a second trace confirmed.")
 @click.option("--unsafe-fixes", is_flag=True, help="With --fix or --diff: also where trained weights or the model's width would change.")
+@click.option("--verify", is_flag=True, help="Time the findings on this machine's GPU, and check the numbers (docs/verify.md).")
+@_verify_options
 def check(paths: tuple[str, ...], **options: Any) -> None:
     """Find what configs and sources of models cost on a GPU.
 
@@ -113,12 +140,51 @@ def check(paths: tuple[str, ...], **options: Any) -> None:
 
     selection = {name: _codes(options.pop(name)) for name in ("select", "ignore")}
     request = _request(paths, options, {name: codes for name, codes in selection.items() if codes})
+    started = time.monotonic()
     with _Progress() as progress:
-        report = engine.check(replace(request, progress=progress))
+        measure = _verifier(options, started, progress) if options["verify"] else None
+        report = engine.check(replace(request, progress=progress), measure)
     if options["diff"] or options["fix"]:
         report = _apply_fixes(report, options["fix"], options["unsafe_fixes"])
     if not options["diff"]:
         _write(report, options["output_format"], options["output_file"])
+    sys.exit(_exit_code(report, _fail_on(options["fail_on"])))
+
+
+@main.command()
+@click.argument("findings_file", metavar="FINDINGS.json", type=click.Path(dir_okay=False))
+@click.option("--model", metavar="PKG.MOD:FACTORY", help="As given to check.")
+@click.option("--trust", is_flag=True, help="As given to check: code of the linted project may be imported to build its models.")
+@click.option("--python", metavar="PATH", help="Interpreter of the environment that holds torch. [default: this one]")
+@_verify_options
+@click.option(
+    "--fail-on", type=click.Choice([severity.value for severity in Severity]), help="Least severity for exit code 1. [default: warning]"
+)
+@click.option("-f", "--output-format", type=_Format(), default="full", show_default=True)
+@click.option("-o", "--output-file", type=click.Path(dir_okay=False), help="Write the report there instead of to stdout.")
+def verify(findings_file: str, **options: Any) -> None:
+    """Time findings on this machine's GPU, and check the numbers.
+
+    FINDINGS.json is what `lintgpu check -f json` wrote; run this in the same folder. Nothing is judged anew. Exit code 0: no finding at or
+    above --fail-on is left; 1: there is one; 2: something could not be measured or read.
+    """
+    from lintgpu import engine
+    from lintgpu.report.read import BadDocument, read_document
+
+    started = time.monotonic()
+    try:
+        document = read_document(Path(findings_file).read_text(encoding="utf-8"), findings_file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _FileError(findings_file, getattr(error, "strerror", None) or str(error)) from error
+    except BadDocument as error:
+        click.echo(str(error), err=True)
+        sys.exit(FAILED)
+    overrides = {name: options[name] for name in ("model", "trust", "python") if options[name]}
+    overrides |= {"gpus": document.gpus, "gpus_given": True}
+    with _Progress() as progress:
+        request = engine.Request(document.paths, overrides, document.workload, Cache(default_folder()), progress)
+        report = engine.verify_findings(request, document.findings, _verifier(options, started, progress))
+    _write(report, options["output_format"], options["output_file"])
     sys.exit(_exit_code(report, _fail_on(options["fail_on"])))
 
 
@@ -248,6 +314,18 @@ def calibrate(minutes: float, output_file: str | None, device: int, python: str,
         f"{found.calibration.gpu}: {found.rows} GEMMs; on those held back the error is {found.error:.1%} (before: {found.before:.1%}), "
         f"{found.inside:.0%} inside the 80 % band\nwrote {path}; use it with --gpu {path}"
     )
+
+
+def _verifier(options: dict[str, Any], started: float, progress: _Progress) -> engine.Verify:
+    """What measures a report's findings, in the budget that began at `started` (time.monotonic())."""
+    from lintgpu import engine
+    from lintgpu.verify import session
+
+    def stage(target: str, text: str) -> None:
+        progress(engine.Progress(0, 1, target, text))
+
+    chosen = session.Options(str(options["device"]), started + options["verify_budget"], stage)
+    return lambda report, subjects: session.verify(report, subjects, chosen)
 
 
 def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[str, Any]) -> engine.Request:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lintgpu.gpu.costs import StepCost
     from lintgpu.gpu.profiles import Profile
     from lintgpu.trace.client import Worker
+    from lintgpu.verify.jobs import Subject
 
 NOT_TRACED = ("environment", "trust", "static")
 """Stages at which nothing was tried: said once in the output, and no finding where the config's numbers could be read instead."""
@@ -91,12 +92,37 @@ class Judged:
         return all(summary.basis == "traced" for summary in self.summaries)
 
 
-def check(request: Request) -> Report:
+Verify = Callable[[Report, "Sequence[Subject]"], Report]
+"""Annotates a report with what a GPU says about its findings."""
+
+
+def check(request: Request, verify: Verify | None = None) -> Report:
     """Lint. Never raises for bad input: what could not be done is in `Report.errors` and in findings."""
     run = _Run(request)
     with ExitStack() as stack:
-        judged = [run.judged(stack, *found) for found in run.in_turn()]
-    return run.report(judged)
+        judged = [(found, run.judged(stack, *found)) for found in run.in_turn()]
+        report = run.report([one for _, one in judged])
+        if verify is None:
+            return report
+        kept = set(report.findings)
+        subjects = [subject for found, one in judged for subject in run.subjects(stack, *found, kept.intersection(one.findings))]
+        return verify(report, subjects)
+
+
+def verify_findings(request: Request, findings: Sequence[Finding], verify: Verify) -> Report:
+    """Measure findings of a former run on the targets that `request` leads to; nothing is judged anew.
+
+    A finding whose target, workload or number is no longer there is an error in the report.
+    """
+    run = _Run(request)
+    with ExitStack() as stack:
+        found = [(one, run.traced(stack, *one)) for one in run.in_turn()]
+        summaries = [_summary(traced, costed) for _, traced in found for costed in run.costs(traced)]
+        subjects = [subject for one, _ in found for subject in run.subjects(stack, *one, findings)]
+        known = {finding for subject in subjects for finding in subject.findings}
+        run.note_gone([finding for finding in findings if finding not in known and finding.change is not None])
+        failures = [finding for _, traced in found for finding in run.failure_findings(traced)]
+        return verify(run.report([Judged((*findings, *failures), tuple(summaries))]), subjects)
 
 
 def costs(request: Request) -> tuple[list[Costed], Report]:
@@ -366,6 +392,38 @@ class _Run:
         )
         return Context(traced.target, traced.workload, traced.trace, profile, costed.step, what_if)
 
+    # Verification
+
+    def subjects(
+        self, stack: ExitStack, target: Target, settings: Settings, workload: Workload, findings: Iterable[Finding]
+    ) -> Iterator[Subject]:
+        """The target on each GPU with those of `findings` that are about it and that a GPU can measure; nothing where it was not traced."""
+        from lintgpu.gpu.step import cost_step
+        from lintgpu.verify.jobs import Subject
+
+        traced = self.traced(stack, target, settings, workload)
+        for costed in self.costs(traced):
+
+            def predict(other: Workload, spec: Mapping[str, Any] | None, costed: Costed = costed) -> float | None:
+                trace = costed.traced.trace
+                if spec is not None or replace(other, compile=workload.compile) != workload:
+                    result = self._trace(stack, replace(target, spec=spec or target.spec), settings, other, {})
+                    trace = result if isinstance(result, Trace) else None
+                return cost_step(trace, costed.profile, other).step_us if trace is not None else None
+
+            context = self._context(costed, stack)
+            own = [one for one in findings if one.change is not None and _is_about(one, context)]
+            root = settings.root if _trusted(target, settings) else None
+            in_order = sorted(own, key=lambda one: -(one.cost.saving_gpu_us if one.cost is not None else 0.0))
+            yield Subject(context, tuple(in_order), settings.python, root, predict)
+
+    def note_gone(self, findings: Iterable[Finding]) -> None:
+        """Record findings of a former run that nothing in the files fits any more."""
+        for finding in findings:
+            about = f"{finding.knob} = {finding.value}" if finding.knob else finding.name
+            told = f"{finding.code}: no {about} in {finding.target} under {finding.workload} on {finding.gpu} any more; check again"
+            self._record(finding.span.path, finding.span.line, finding.span.column, told, "verify")
+
     def failure_findings(self, traced: Traced) -> Iterator[Finding]:
         """LG001 where a trace was tried and failed, or where nothing at all could be said about a target."""
         failure = traced.failure
@@ -471,6 +529,16 @@ def _trusted(target: Target, settings: Settings) -> bool:
 
 def _files_of(target: Target, trace: Trace | None) -> list[str]:
     return [*target.files, *(trace.files if trace is not None else ())]
+
+
+def _is_about(finding: Finding, context: Context) -> bool:
+    """Whether a finding, of this run or of a former one, speaks of this target as it is now."""
+    target = context.target
+    if (finding.target, finding.workload, finding.gpu) != (target.name, workloads.describe(context.workload), context.profile.name):
+        return False
+    if isinstance(finding.value, int):
+        return any(knob.span == finding.span and knob.value == finding.value for knob in context.what_if.knobs.values())
+    return finding.span.path in (target.span.path, *target.files)
 
 
 def _distinct(findings: Sequence[Finding]) -> list[Finding]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from lintgpu.measurement import Measurement
+
 
 class Severity(str, Enum):
     """How much of a step a finding costs: error >= 5 %, warning >= 1 %, note below that."""
@@ -92,6 +94,23 @@ class FindingCost:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What a finding advises, in a form that can be carried out and measured. Empty fields stay as they are."""
+
+    knobs: tuple[tuple[str, int], ...] = ()
+    """(knob id, value): all that have to change together."""
+    compile: str = ""
+    """The mode of torch.compile: default or reduce-overhead."""
+    attention: str = ""
+    """The implementation of attention: sdpa."""
+    dtype: str = ""
+    """The precision of the GEMMs, as in a workload."""
+    channels_last: bool = False
+    same_work: bool = False
+    """The saving is meant at equal work: the change makes the layers wider or narrower."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing to change, or one check that could not run."""
 
@@ -113,3 +132,6 @@ class Finding:
     """Further lines for the full output: the GEMM, its kernel, the band, the caveats."""
     fingerprint_parts: tuple[str, ...] = field(default=())
     """What identifies the finding over edits of the file (no line numbers)."""
+    change: Change | None = None
+    """None where there is nothing to measure: advice without one outcome, or a check that could not run."""
+    measured: Measurement | None = None

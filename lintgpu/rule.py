@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lintgpu.finding import Finding, Related, Severity, Span
 from lintgpu.gpu.costs import StepCost
+from lintgpu.measurement import Check
 from lintgpu.target.base import Target
 from lintgpu.trace.records import Op, Trace, TraceFailure
 from lintgpu.workload import Workload
@@ -111,6 +112,10 @@ class Rule:
 
     def check_ignore(self, comment: IgnoreComment) -> Iterator[Finding]:
         """Findings about an ignore comment."""
+        return iter(())
+
+    def check_numbers(self, target: Target, finding: Finding | None, check: Check) -> Iterator[Finding]:
+        """Findings about numbers that were compared on a GPU; `finding` is the one whose change was carried out, if it was one's."""
         return iter(())
 
     @property

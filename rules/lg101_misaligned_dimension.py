@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from lintgpu.finding import Edit, Finding, FindingCost, Fix, Related, Severity
+from lintgpu.finding import Change, Edit, Finding, FindingCost, Fix, Related, Severity
 from lintgpu.gpu.gemms import misaligned_dims
 from lintgpu.rule import Case, Context, Expected, Rule, sites
 from lintgpu.target.base import Knob
@@ -143,6 +143,7 @@ class MisalignedDimension(Rule):
             fix=_fix(context, knob, suggestion),
             details=tuple(_details(context, flagged, chosen)),
             fingerprint_parts=(context.target.name, knob.id),
+            change=Change(knobs=tuple(sorted(chosen.changes.items()))),
         )
 
 

@@ -30,7 +30,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lintgpu.finding import Edit, Finding, FindingCost, Fix, Severity
+from lintgpu.finding import Change, Edit, Finding, FindingCost, Fix, Severity
 from lintgpu.gpu.gemms import misaligned_dims
 from lintgpu.rule import Case, Context, Rule, sites
 from lintgpu.target.base import Knob
@@ -124,6 +124,7 @@ class TailWave(Rule):
             related=tuple(sites(context.trace.ops[i] for i in flagged)),
             details=tuple(_details(context, flagged)),
             fingerprint_parts=(context.target.name, knob.id),
+            change=Change(knobs=((knob.id, neighbour.value),), same_work=True),
         )
 
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lintgpu.finding import Confidence, Edit, Finding, FindingCost, Fix, Severity
+from lintgpu.finding import Change, Confidence, Edit, Finding, FindingCost, Fix, Severity
 from lintgpu.gpu.costs import PYTHON, StepCost
 from lintgpu.gpu.step import cost_step
 from lintgpu.rule import Case, Context, Expected, Rule
@@ -166,6 +166,7 @@ class MissingCompile(Rule):
                 f"compiled: GPU {after.gpu_us / 1000:,.1f} ms, launches {after.cpu_us / 1000:,.1f} ms",
             ),
             fingerprint_parts=(context.target.name, use.key or use.entry),
+            change=Change(compile=mode),
         )
 
 

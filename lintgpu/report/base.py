@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lintgpu.finding import Finding
+from lintgpu.measurement import StepMeasurement, Verification
 from lintgpu.source import SourceFile
 
 
@@ -19,7 +20,7 @@ class FileError:
     column: int
     message: str
     kind: str = "file"
-    """file (could not be read), trace (a target could not be traced) or internal (a rule failed)."""
+    """file (not readable), gpu (not known), fix (not writable), verify (nothing could be measured) or internal (a rule failed)."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class TargetSummary:
     """measured, calibrated, sibling or specification."""
     trace_seconds: float = 0.0
     assumptions: tuple[str, ...] = ()
+    measured: StepMeasurement | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Report:
     """Files that were looked at."""
     version: str = ""
     """Of lintgpu."""
+    verification: Verification | None = None
+    """The GPU that measured; None where none was asked to, or none could."""
     color: bool = False
     """Whether ANSI colours may be used; the caller knows the terminal and NO_COLOR."""
     width: int = 0

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from lintgpu.finding import Finding, Fix, Severity
 from lintgpu.report.base import FileError, Report, TargetSummary
 from lintgpu.report.frame import frame
-from lintgpu.report.shared import cost_line, errors_of_their_own, judged_on, place, summary_line, workload_sources
+from lintgpu.report.shared import (
+    check_lines,
+    cost_line,
+    errors_of_their_own,
+    judged_on,
+    measured_line,
+    op_lines,
+    place,
+    summary_line,
+    verification_line,
+    workload_sources,
+)
 from lintgpu.report.text import BASIS, duration, one_line
 
 NAME = "full"
@@ -31,6 +42,8 @@ def render(report: Report) -> str:
     blocks = [list(_finding(report, finding, style)) for finding in report.findings]
     blocks += [[_error(error, style)] for error in errors_of_their_own(report)]
     blocks += [list(_target(target, style)) for target in report.targets]
+    if report.verification is not None:
+        blocks.append([one_line(line) for line in (verification_line(report.verification), *report.verification.notes)])
     blocks.append([style(summary_line(report), "strong")])
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks)
 
@@ -53,6 +66,10 @@ def _notes(finding: Finding) -> Iterator[tuple[str, str]]:
     if finding.cost:
         yield "cost", cost_line(finding.cost)
     yield from (("", detail) for detail in finding.details)
+    if finding.measured:
+        measured = finding.measured
+        yield "timed", measured_line(measured)
+        yield from (("", line) for line in (*op_lines(measured), *check_lines(measured), *measured.notes))
     if finding.fix:
         yield "fix", _fix(finding.fix)
     for related in finding.related:
@@ -92,3 +109,6 @@ def _target_notes(target: TargetSummary) -> Iterator[tuple[str, str]]:
         bound = f", bound by {target.bound}" if target.bound else ""
         yield "step", f"{duration(target.step_us)}{bound}{gpu}{basis}"
     yield from (("note", text) for text in target.assumptions)
+    if target.measured is not None:
+        yield from (("measured", f"{one.name}: {one.text}") for one in target.measured.comparisons)
+        yield from (("", text) for text in (*check_lines(target.measured), *target.measured.notes))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lintgpu.finding import Finding, Severity
 from lintgpu.report.base import FileError, Report
-from lintgpu.report.shared import cost_line, errors_of_their_own, judged_on, summary_line, target_line
+from lintgpu.report.shared import cost_line, errors_of_their_own, judged_on, measured_line, summary_line, target_line, verification_lines
 from lintgpu.report.text import one_line
 
 NAME = "github"
@@ -24,6 +24,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from (_finding(finding) for finding in report.findings)
     yield from (_error(error) for error in errors_of_their_own(report))
     yield from (target_line(target) for target in report.targets)
+    yield from verification_lines(report)
     yield summary_line(report)
 
 
@@ -35,12 +36,13 @@ def _finding(finding: Finding) -> str:
         # GitHub drops an annotation whose columns are on different lines.
         properties |= {"col": span.column, "endColumn": span.end_column} if span.column and span.line == span.end_line else {}
     properties["title"] = f"{finding.code} {finding.name}"
-    lines = [one_line(finding.message), cost_line(finding.cost) if finding.cost else "", judged_on(finding)]
+    measured = one_line(measured_line(finding.measured)) if finding.measured is not None else ""
+    lines = [one_line(finding.message), cost_line(finding.cost) if finding.cost else "", measured, judged_on(finding)]
     return _command(_COMMANDS[finding.severity], properties, "\n".join(line for line in lines if line))
 
 
 def _error(error: FileError) -> str:
-    properties: dict[str, str | int] = {"file": error.path.replace(os.sep, "/")} if error.kind != "gpu" else {}
+    properties: dict[str, str | int] = {"file": error.path.replace(os.sep, "/")} if error.kind not in ("gpu", "verify") else {}
     properties |= {"line": error.line} if error.line else {}
     properties |= {"col": error.column} if error.line and error.column else {}
     return _command("error", properties | {"title": "lintgpu could not check this"}, one_line(error.message))

@@ -9,7 +9,7 @@ from typing import Any
 
 from lintgpu.finding import Finding, Severity
 from lintgpu.report.base import FileError, Report, TargetSummary
-from lintgpu.report.shared import cost_line, errors_of_their_own, fingerprint, not_judged
+from lintgpu.report.shared import cost_line, errors_of_their_own, fingerprint, measured_line, not_judged
 from lintgpu.report.text import json_text, one_line
 
 NAME = "gitlab"
@@ -29,6 +29,7 @@ def render(report: Report) -> str:
 
 def _finding(finding: Finding, seen: Counter[str]) -> dict[str, Any]:
     parts = [one_line(finding.message), cost_line(finding.cost) if finding.cost else ""]
+    parts.append(one_line(measured_line(finding.measured)) if finding.measured is not None else "")
     path = _path(finding.span.path)
     return _entry(
         ". ".join(part for part in parts if part),

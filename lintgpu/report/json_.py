@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lintgpu.finding import Finding, FindingCost, Span
+from lintgpu.finding import Change, Finding, FindingCost, Span
+from lintgpu.measurement import Check, Interval, MeasuredOp, Measurement, StepMeasurement, TimedStep, Verification
 from lintgpu.report.base import FileError, Report, TargetSummary
 from lintgpu.report.text import json_text
 
@@ -28,6 +29,7 @@ def document(report: Report) -> dict[str, Any]:
         "errors": [_error(error) for error in report.errors],
         "suppressed": report.suppressed,
         "checked": report.checked,
+        "verification": verification_data(report.verification) if report.verification else None,
     }
 
 
@@ -49,6 +51,8 @@ def finding_data(finding: Finding) -> dict[str, Any]:
         "related": [{**_span(related.span), "message": related.message} for related in finding.related],
         "fix": _fix(finding),
         "details": list(finding.details),
+        "change": _change(finding.change) if finding.change else None,
+        "measured": measured_data(finding.measured) if finding.measured else None,
     }
 
 
@@ -83,6 +87,93 @@ def target_data(target: TargetSummary) -> dict[str, Any]:
         "cost_basis": target.cost_basis or None,
         "trace_seconds": target.trace_seconds,
         "assumptions": list(target.assumptions),
+        "measured": steps_data(target.measured) if target.measured else None,
+    }
+
+
+def measured_data(measured: Measurement) -> dict[str, Any]:
+    """What was measured about a finding as plain data."""
+    return {
+        "verdict": measured.verdict.value,
+        "reason": measured.reason,
+        "saving_gpu_us": _interval(measured.saving_us),
+        "ratio": _interval(measured.ratio),
+        "saving_step_share": _interval(measured.step_share),
+        "before": [_op(op) for op in measured.before],
+        "after": [_op(op) for op in measured.after],
+        "steps": [_step(step) for step in measured.steps],
+        "checks": [_check(check) for check in measured.checks],
+        "notes": list(measured.notes),
+    }
+
+
+def steps_data(measured: StepMeasurement) -> dict[str, Any]:
+    """What was measured about a target's step as plain data."""
+    comparisons = [{"name": one.name, "text": one.text, "steps": [_step(step) for step in one.steps]} for one in measured.comparisons]
+    return {"comparisons": comparisons, "checks": [_check(check) for check in measured.checks], "notes": list(measured.notes)}
+
+
+def verification_data(verification: Verification) -> dict[str, Any]:
+    """The card that measured as plain data."""
+    return {
+        "device": verification.device,
+        "driver": verification.driver or None,
+        "versions": dict(verification.versions),
+        "seconds": verification.seconds,
+        "complete": verification.complete,
+        "notes": list(verification.notes),
+    }
+
+
+def _interval(interval: Interval | None) -> dict[str, float] | None:
+    return {"median": interval.median, "low": interval.low, "high": interval.high} if interval is not None else None
+
+
+def _op(op: MeasuredOp) -> dict[str, Any]:
+    return {
+        "what": op.what,
+        "count": op.count,
+        "predicted_us": op.predicted_us,
+        "us": op.us,
+        "kernel": op.kernel or None,
+        "grid": op.grid or None,
+        "tflops": op.tflops,
+        "gbps": op.gbps,
+        "of_ceiling": op.of_ceiling,
+    }
+
+
+def _step(step: TimedStep) -> dict[str, Any]:
+    return {
+        "label": step.label,
+        "ms": _interval(step.ms),
+        "ratio": _interval(step.ratio),
+        "predicted_ms": step.predicted_ms,
+        "gpu_ms": step.gpu_ms,
+        "bound": step.bound or None,
+        "note": step.note or None,
+    }
+
+
+def _check(check: Check) -> dict[str, Any]:
+    return {
+        "what": check.what,
+        "value": check.value,
+        "limit": check.limit,
+        "passed": check.passed,
+        "detail": check.detail or None,
+        "pair": list(check.pair) if check.pair else None,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "knobs": dict(change.knobs),
+        "compile": change.compile or None,
+        "attention": change.attention or None,
+        "dtype": change.dtype or None,
+        "channels_last": change.channels_last,
+        "same_work": change.same_work,
     }
 
 

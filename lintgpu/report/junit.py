@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from lintgpu.finding import Finding, Severity
 from lintgpu.report.base import FileError, Report, TargetSummary
-from lintgpu.report.shared import cost_line, errors_of_their_own, judged_on, not_judged, place, target_line
+from lintgpu.report.shared import cost_line, errors_of_their_own, judged_on, measured_line, not_judged, place, target_line
 from lintgpu.report.text import one_line, printable
 
 NAME = "junit"
@@ -73,6 +73,7 @@ def _text(finding: Finding) -> str:
         f"{place(finding.span.path, finding.span.line, finding.span.column)}: {finding.message}",
         cost_line(finding.cost) if finding.cost else "",
         *finding.details,
+        measured_line(finding.measured) if finding.measured is not None else "",
         fix,
         judged_on(finding),
     ]
@@ -86,7 +87,7 @@ def _errors(report: Report) -> Iterator[_Case]:
 
 
 def _kind(error: FileError) -> str:
-    return {"file": "can be read", "gpu": "is a GPU", "fix": "can be fixed"}.get(error.kind, "can be checked")
+    return {"file": "can be read", "gpu": "is a GPU", "fix": "can be fixed", "verify": "can be measured"}.get(error.kind, "can be checked")
 
 
 def _targets(report: Report) -> Iterator[_Case]:

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from lintgpu.finding import Finding, Related, Span
 from lintgpu.report.base import FileError, Report, TargetSummary
-from lintgpu.report.json_ import cost_data, target_data
-from lintgpu.report.shared import fingerprint
+from lintgpu.report.json_ import cost_data, measured_data, target_data, verification_data
+from lintgpu.report.shared import fingerprint, measured_line
 from lintgpu.report.text import json_text
 from lintgpu.rule import Rule, all_rules
 
@@ -41,8 +41,13 @@ def _run(report: Report) -> dict[str, Any]:
         "originalUriBaseIds": {BASE: {"description": {"text": "The folder lintgpu was run in."}}},
         "invocations": [_invocation(report)],
         "results": [_result(finding, index[finding.code], seen) for finding in report.findings],
-        "properties": {"targets": [target_data(target) for target in report.targets], "suppressed": report.suppressed},
+        "properties": _run_properties(report),
     }
+
+
+def _run_properties(report: Report) -> dict[str, Any]:
+    found: dict[str, Any] = {"targets": [target_data(target) for target in report.targets], "suppressed": report.suppressed}
+    return found | ({"verification": verification_data(report.verification)} if report.verification is not None else {})
 
 
 def _rules(findings: Iterable[Finding]) -> list[dict[str, Any]]:
@@ -71,7 +76,7 @@ def _result(finding: Finding, rule_index: int, seen: Counter[str]) -> dict[str, 
         "ruleId": finding.code,
         "ruleIndex": rule_index,
         "level": finding.severity.value,
-        "message": {"text": finding.message},
+        "message": {"text": _message(finding)},
         "locations": [_location(finding)],
         "partialFingerprints": {FINGERPRINT: fingerprint(finding, _artifact(finding.span.path)["uri"], seen)},
         "properties": _properties(finding),
@@ -81,6 +86,10 @@ def _result(finding: Finding, rule_index: int, seen: Counter[str]) -> dict[str, 
     if finding.fix and finding.fix.edits:
         result["fixes"] = [_fix(finding)]
     return result
+
+
+def _message(finding: Finding) -> str:
+    return finding.message if finding.measured is None else f"{finding.message} [{measured_line(finding.measured)}]"
 
 
 def _location(finding: Finding) -> dict[str, Any]:
@@ -134,6 +143,7 @@ def _properties(finding: Finding) -> dict[str, Any]:
         "workload": finding.workload,
         "cost": cost_data(finding.cost) if finding.cost else None,
         "details": list(finding.details),
+        "measured": measured_data(finding.measured) if finding.measured else None,
     }
     return {key: value for key, value in named.items() if value not in (None, [])}
 
@@ -156,7 +166,7 @@ def _invocation(report: Report) -> dict[str, Any]:
 
 def _error(error: FileError) -> dict[str, Any]:
     notification: dict[str, Any] = {"descriptor": {"id": error.kind}, "level": "error", "message": {"text": error.message}}
-    if error.kind != "gpu":
+    if error.kind not in ("gpu", "verify"):
         span = Span(error.path, error.line, error.column, error.line, error.column + 1)
         notification["locations"] = [{"physicalLocation": _physical(span)}]
     return notification

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 
 from lintgpu.finding import Finding, FindingCost, Severity
+from lintgpu.measurement import MeasuredOp, Measurement, StepMeasurement, Verdict, Verification
 from lintgpu.report.base import FileError, Report, TargetSummary
 from lintgpu.report.text import BASIS, duration, one_line, percent, plural, printable
 
@@ -50,6 +51,60 @@ def not_judged(target: TargetSummary) -> str:
     return one_line(f"{target.name}: {reason}")
 
 
+def measured_line(measured: Measurement) -> str:
+    """The verdict with the measured figures beside the predicted ones."""
+    return f"{measured.verdict.value}: {measured.reason}"
+
+
+def op_lines(measured: Measurement, most: int = 3) -> list[str]:
+    """The costliest measured ops before and after the change, one line each."""
+
+    def cost(op: MeasuredOp) -> float:
+        return -(op.us or 0.0) * op.count
+
+    before, after = sorted(measured.before, key=cost)[:most], sorted(measured.after, key=cost)[:most]
+    return [f"before  {_op(op)}" for op in before] + [f"after   {_op(op)}" for op in after]
+
+
+def _op(op: MeasuredOp) -> str:
+    if op.us is None:
+        return f"{op.what}, not timed"
+    often = f" x {op.count}" if op.count > 1 else ""
+    rates = [f"{op.tflops:,.0f} TFLOP/s" if op.tflops else "", f"{op.gbps:,.0f} GB/s" if op.gbps else ""]
+    rates.append(f"{percent(op.of_ceiling)} of the card's ceiling" if op.of_ceiling else "")
+    grid = f" in a grid of {op.grid}" if op.grid else ""
+    kernel = f" on {op.kernel}{grid}" if op.kernel else ""
+    figures = ", ".join(part for part in [f"{duration(op.us)} (predicted {duration(op.predicted_us)})", *rates] if part)
+    return f"{op.what}{often}, {figures}{kernel}"
+
+
+def check_lines(measured: Measurement | StepMeasurement) -> list[str]:
+    """How the numbers compared: one line where all agree, and one for each check that failed."""
+    failed = [f"{check.what}: {check.value:.2g} where {check.limit:.2g} is allowed" for check in measured.checks if not check.passed]
+    if failed or not measured.checks:
+        return failed
+    return [f"{plural(len(measured.checks), 'check')} of the numbers passed: {'; '.join(dict.fromkeys(c.what for c in measured.checks))}"]
+
+
+def verification_line(verification: Verification) -> str:
+    """The card, its driver and the versions that measured."""
+    versions = [f"driver {verification.driver}"] if verification.driver else []
+    versions += [f"{name} {version}" for name, version in verification.versions]
+    partial = "" if verification.complete else "; not everything was measured"
+    return f"measured in {verification.seconds:.0f} s on {verification.device} ({', '.join(versions)}){partial}"
+
+
+def verification_lines(report: Report) -> list[str]:
+    """One line for each comparison of steps, then the card that measured and what may bend its figures; nothing without one."""
+    steps = [
+        f"{target.name} on {target.gpu}: {one.name}: {one.text}"
+        for target in report.targets
+        for one in (target.measured.comparisons if target.measured is not None else ())
+    ]
+    card = [verification_line(report.verification), *report.verification.notes] if report.verification is not None else []
+    return [one_line(line) for line in (*steps, *card)]
+
+
 def judged_on(finding: Finding) -> str:
     """The GPU and the workload of a finding; empty where it has neither."""
     return one_line("; ".join(part for part in (finding.gpu, finding.workload) if part))
@@ -84,7 +139,14 @@ def summary_line(report: Report) -> str:
     head = f"Found {_and(found)}" if found else "No findings"
     where = f" in {plural(report.checked, 'file')}" if report.checked else ""
     hidden = f", {report.suppressed} hidden by comments" if report.suppressed else ""
-    return " ".join([f"{head}{where}{hidden}.", *_not_done(report)])
+    return " ".join([f"{head}{where}{hidden}.", *_verified(report), *_not_done(report)])
+
+
+def _verified(report: Report) -> list[str]:
+    """A sentence with the verdicts, where a GPU was asked for any."""
+    verdicts = Counter(finding.measured.verdict for finding in report.findings if finding.measured is not None)
+    said = [f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict if verdicts[verdict]]
+    return [f"Measured: {', '.join(said)}."] if said else []
 
 
 def _not_done(report: Report) -> list[str]:
@@ -92,7 +154,7 @@ def _not_done(report: Report) -> list[str]:
     errors = Counter(
         kind for kind, _ in {(error.kind, error.path if error.kind != "internal" else error.message) for error in report.errors}
     )
-    unread, unknown, broken = errors.pop("file", 0), errors.pop("gpu", 0), errors.total()
+    unread, unknown, unmeasured, broken = errors.pop("file", 0), errors.pop("gpu", 0), errors.pop("verify", 0), errors.total()
     failed = sum(target.basis == "failed" and not target.static for target in report.targets)
     unbuilt = sum(target.basis == "failed" and target.static for target in report.targets)
     way_out = "pip install 'lintgpu[hf]', then run without --static"
@@ -101,6 +163,7 @@ def _not_done(report: Report) -> list[str]:
         (failed, f"{plural(failed, 'target')} could not be traced."),
         (unbuilt, f"{plural(unbuilt, 'target')} could not be estimated without torch: {way_out}."),
         (unknown, f"{plural(unknown, 'GPU')} unknown."),
+        (unmeasured, "The verification is not whole."),
         (broken, f"{plural(broken, 'check')} failed."),
     )
     return [sentence for count, sentence in said if count]

@@ -77,6 +77,7 @@ def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace
     missing = missing_torch()
     if missing is not None:
         return missing
+    defer_compiler()
     workload = workload_from_json(request["workload"])
     complaints: list[str] = []
     told: TraceFailure | None = None
@@ -215,7 +216,6 @@ def missing_torch() -> TraceFailure | None:
         return TraceFailure("environment", reason, "pip install 'lintgpu[trace]'", error_type=type(error).__name__)
     except MemoryError as error:
         return failure_of(error, IMPORTING)
-    defer_compiler()
     return None
 
 

@@ -76,17 +76,17 @@ class Verifier:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def run(self, job: Job, seconds: float) -> Result:
-        """The result of `job`, which is asked to end within `seconds`.
+    def run(self, job: Job, seconds: float, grace: float = GRACE_SECONDS) -> Result:
+        """The result of `job`, which is asked to end within `seconds` and ended `grace` seconds later.
 
-        A process that dies or hangs is a Failure, and the next job starts another.
+        A process that dies or takes too long is a Failure, and the next job starts another.
         """
         try:
             if self._child is None:
                 self._start()
                 self._receive(START_SECONDS)
             self._send({"job": to_json(job), "seconds": max(0.0, seconds)})
-            answer = self._receive(max(0.0, seconds) + GRACE_SECONDS)
+            answer = self._receive(max(0.0, seconds) + grace)
         except NoVerification as error:
             self._end()
             return Failure(str(error))

@@ -60,10 +60,13 @@ def describe(device: torch.device) -> Device:
         return Device(name="cpu", kind="cpu", versions=tuple(versions.items()))
     properties = torch.cuda.get_device_properties(device)
     versions |= {key: value for key, value in (("cuda", torch.version.cuda), ("hip", torch.version.hip)) if value}
+    name = torch.cuda.get_device_name(device)
+    if "MIG" in name:
+        raise NoDevice(f"GPU {device.index or 0} is a MIG slice ({name}): predictions for the whole GPU do not hold for it")
     state = _state(device)
     _refuse_busy(device, state)
     return Device(
-        name=torch.cuda.get_device_name(device),
+        name=name,
         kind="rocm" if torch.version.hip else "cuda",
         index=device.index or 0,
         sms=properties.multi_processor_count,
@@ -103,9 +106,6 @@ def _refuse_busy(device: torch.device, state: dict[str, str]) -> None:
 
 def _notes(device: torch.device) -> list[str]:
     notes = []
-    name = torch.cuda.get_device_name(device)
-    if "MIG" in name:
-        notes.append(f"{name} is a MIG slice: predictions for the whole GPU do not hold for it")
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_reserved(device)
     others = (total - free - own) / 2**30

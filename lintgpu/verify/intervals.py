@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from lintgpu.verify.records import Interval
+from lintgpu.measurement import Interval
 
 CONFIDENCE = 0.95
 

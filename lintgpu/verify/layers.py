@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from lintgpu.measurement import Interval
 from lintgpu.trace.records import BACKWARD, FORWARD, GRAD_INPUT, Attention, Conv, Gemm, Op
 from lintgpu.verify import intervals
 from lintgpu.verify.numbers import gemm_checks
-from lintgpu.verify.records import Interval, Item, LayersJob, LayersResult, TimedItem
+from lintgpu.verify.records import Item, LayersJob, LayersResult, TimedItem
 from lintgpu.verify.rounds import kernel_times
 from lintgpu.verify.timing import BYTES, Bench, Shape
 
@@ -144,10 +145,13 @@ def _pool_bytes(items: Sequence[Item], device: torch.device) -> int:
 
 def _operand_bytes(op: Op) -> int:
     gemm = op.gemm
-    if gemm is None:
+    if gemm is None or op.conv is not None:
         return 0
-    rows = max(gemm.m, gemm.k), max(gemm.k, gemm.n), gemm.m
-    return gemm.batch * max(row * ld for row, ld in zip(rows, (gemm.lda, gemm.ldb, gemm.ldc), strict=True)) * 4
+    a = (gemm.lda or gemm.k) * (gemm.k if gemm.layout[0] == "T" else gemm.m)
+    b = (gemm.ldb or gemm.n) * (gemm.n if gemm.layout[1] == "T" else gemm.k)
+    c = (gemm.ldc or gemm.n) * gemm.m
+    # Outputs of the 8-bit types are wider than their inputs.
+    return gemm.batch * max(a, b, c) * max(BYTES.get(op.dtype, 4), 4 if op.dtype in ("int8", "fp8") else 0)
 
 
 def _calls(bench: Bench, items: Sequence[Item], tf32: bool) -> tuple[list[Call | None], list[str]]:

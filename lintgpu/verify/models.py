@@ -79,7 +79,10 @@ class Models:
         if key not in self._built:
             assert self._model is not None
             spec = variant.spec if variant.spec is not None else self._model.spec
-            self._built[key] = build(self._model.family, spec, variant.workload, {**dict(variant.changes), **self.depth}, self.device)
+            built = build(self._model.family, spec, variant.workload, {**dict(variant.changes), **self.depth}, self.device)
+            if variant.channels_last:
+                built.model.to(memory_format=torch.channels_last)
+            self._built[key] = built
         return self._built[key]
 
     def _guess_depth(self, model: Model) -> dict[str, int]:
@@ -269,7 +272,12 @@ def free(device: torch.device) -> None:
 def _key(variant: Variant) -> object:
     """Equal for variants that can run on one model: compilation and TF32 change neither weights nor inputs."""
     dtype = "fp32" if variant.workload.dtype == "tf32" else variant.workload.dtype
-    return variant.changes, repr(variant.spec), dataclasses.replace(variant.workload, compile="none", dtype=dtype, sources=())
+    return (
+        variant.changes,
+        repr(variant.spec),
+        variant.channels_last,
+        dataclasses.replace(variant.workload, compile="none", dtype=dtype, sources=()),
+    )
 
 
 @contextlib.contextmanager

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from lintgpu.measurement import Check
 from lintgpu.trace.records import Gemm, Op
 from lintgpu.verify.models import DTYPES, Models, Step, free, precision, tensors
-from lintgpu.verify.records import Check, Item, LayersJob, Model, NumbersJob, NumbersResult, Variant
+from lintgpu.verify.records import Item, LayersJob, Model, NumbersJob, NumbersResult, Variant
 from lintgpu.workload import Mode
 
 LIMITS = {"bf16": 1e-2, "fp16": 2e-3, "tf32": 2e-3, "fp32": 1e-4}

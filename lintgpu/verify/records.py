@@ -1,7 +1,6 @@
 """What the verifier asks of a GPU and what came back. Plain frozen data; imports neither torch nor numpy.
 
-Times are microseconds and shares are 0..1 unless a name says otherwise. A ratio is time before over time after: 1.5 means that
-the change makes it 1.5 times as fast.
+Times are microseconds and shares are 0..1 unless a name says otherwise; ratios are as in lintgpu.measurement.
 """
 
 from __future__ import annotations
@@ -12,32 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from lintgpu.finding import Confidence, FindingCost
+from lintgpu.measurement import Check, Interval, TimedStep
 from lintgpu.trace.records import Op, op_from_json
 from lintgpu.workload import Mode, Workload
-
-
-class Verdict(str, Enum):
-    """What a measurement says about a prediction."""
-
-    CONFIRMED = "confirmed"
-    SMALLER = "smaller than predicted"
-    REFUTED = "refuted"
-    UNMEASURED = "not measured"
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A median with its 95 % confidence interval."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def width(self) -> float:
-        """Of the interval, as a share of the median."""
-        return (self.high - self.low) / self.median if self.median else 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +64,8 @@ class Variant:
     """(knob id, value)."""
     spec: Mapping[str, Any] | None = None
     """Instead of the model's own spec."""
+    channels_last: bool = False
+    """The model and its images are laid out channels last."""
     predicted_us: float | None = None
     """Of one step."""
 
@@ -170,22 +148,6 @@ class LayersResult:
 
 
 @dataclass(frozen=True)
-class TimedStep:
-    """One variant's step."""
-
-    label: str
-    ms: Interval
-    ratio: Interval
-    """Time of the first variant over this one's."""
-    predicted_ms: float | None = None
-    gpu_ms: float | None = None
-    """GPU busy in a step, from the profiler."""
-    bound: str = ""
-    """math, memory or python, from the profiler; empty where it was not asked."""
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class StepsResult:
     """The answer to a StepsJob."""
 
@@ -193,21 +155,6 @@ class StepsResult:
     layers: tuple[tuple[str, int, int], ...] = ()
     """(knob id, value in the config, value measured) where the depth was cut to fit the memory."""
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Check:
-    """Two numbers that must agree: `value` may be at most `limit` (a relative error, a share, a count)."""
-
-    what: str
-    value: float
-    limit: float
-    detail: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """False for a NaN too."""
-        return self.value <= self.limit
 
 
 @dataclass(frozen=True)
@@ -225,35 +172,6 @@ class Failure:
     """A job that could not be done, and why, in one line."""
 
     reason: str
-
-
-# What a report carries
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured about one finding; `predicted` keeps the figures it was made with."""
-
-    verdict: Verdict
-    device: str
-    predicted: FindingCost | None = None
-    saving_gpu_us: Interval | None = None
-    layers: LayersResult | None = None
-    steps: tuple[TimedStep, ...] = ()
-    checks: tuple[Check, ...] = ()
-    lines: tuple[str, ...] = ()
-    """The measurement in words, for people."""
-
-
-@dataclass(frozen=True)
-class StepMeasurement:
-    """What was measured about a target's step."""
-
-    device: Device
-    steps: tuple[TimedStep, ...]
-    bound: str = ""
-    checks: tuple[Check, ...] = ()
-    lines: tuple[str, ...] = ()
 
 
 Job = LayersJob | StepsJob | NumbersJob
@@ -288,11 +206,7 @@ def from_json(data: Any) -> Any:
     if name == "Workload":
         sources = tuple((str(a), str(b)) for a, b in fields["sources"])
         return Workload(**{**fields, "mode": Mode(fields["mode"]), "sources": sources})
-    if name == "FindingCost":
-        return FindingCost(**{**fields, "basis": Confidence(fields["basis"])})
     values = {key: _plain(item) if key == "spec" else from_json(item) for key, item in fields.items()}
-    if "verdict" in values:
-        values["verdict"] = Verdict(values["verdict"])
     return _KINDS[name](**values)
 
 
@@ -307,6 +221,6 @@ _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Interval, Device, Item, LayersJob, Variant, Model, StepsJob, NumbersJob, TimedItem, LayersResult, TimedStep, StepsResult, Check,
-        NumbersResult, Failure, Measurement, StepMeasurement,
+        NumbersResult, Failure,
     )
 }  # fmt: skip

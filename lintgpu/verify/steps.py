@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 
 from lintgpu.gpu.costs import MATH, MEMORY, PYTHON
+from lintgpu.measurement import Interval, TimedStep
 from lintgpu.verify import intervals
 from lintgpu.verify.models import DoesNotFit, Models, Step, free, reason_of, synchronize
-from lintgpu.verify.records import Interval, StepsJob, StepsResult, TimedStep, Variant
+from lintgpu.verify.records import StepsJob, StepsResult, Variant
 from lintgpu.verify.rounds import Alternation, KernelTime, alternate, kernel_times
 
 TIGHT = 0.03

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from lintgpu.finding import Confidence, Edit, Finding, FindingCost, Fix, Related, Severity, Span
+from lintgpu.finding import Change, Confidence, Edit, Finding, FindingCost, Fix, Related, Severity, Span
+from lintgpu.measurement import (
+    Check,
+    Comparison,
+    Interval,
+    MeasuredOp,
+    Measurement,
+    StepMeasurement,
+    TimedStep,
+    Verdict,
+    Verification,
+)
 from lintgpu.report.base import FileError, Report, TargetSummary, WorkloadValue
 from lintgpu.source.file import decode
 
@@ -20,6 +31,7 @@ CONFIG = """{
 """
 TRAIN = "batch = 12\nmodel = build(config)  # never compiled\nfor step in range(steps):\n    train(model)\n"
 COST = FindingCost(29_500.0, 0.41, 25_900.0, 0.36, 0.21, 0.29, 0.42, Confidence.CALIBRATED)
+GEMM = "lm_head forward: M 16384 N {} K 768 NT bf16"
 WORKLOAD = "train, batch 16 x 1024, bf16 autocast, eager"
 VALUES = (
     WorkloadValue("mode", "train", "assumed"),
@@ -119,6 +131,41 @@ def hostile():
     return Report(findings, {path: file}, (failed,), errors, suppressed=0, checked=3, version="1.2.3")
 
 
+def measured():
+    """The ordinary report after a verification: one finding each confirmed and refuted."""
+    report = ordinary()
+    change = Change(knobs=(("vocab_size", 50304),))
+    steps = (
+        TimedStep("as it is", Interval(72.0, 71.0, 73.0), Interval(1.0, 1.0, 1.0), 72.1, 71.0, "memory"),
+        TimedStep("with the change", Interval(48.0, 47.5, 48.4), Interval(1.5, 1.48, 1.52), 46.2),
+    )
+    confirmed = Measurement(
+        Verdict.CONFIRMED,
+        "the flagged ops take 24.0 ms less a step [23.5 ms to 24.5 ms], predicted 25.9 ms less",
+        saving_us=Interval(24_000.0, 23_500.0, 24_500.0),
+        ratio=Interval(5.4, 5.3, 5.5),
+        step_share=Interval(0.333, 0.324, 0.342),
+        before=(MeasuredOp(GEMM.format(50257), 1, 9_800.0, 9_950.0, "cutlass_75", "3142x8x1", 127.0, 188.0, 0.128),),
+        after=(MeasuredOp(GEMM.format(50304), 1, 1_700.0, 1_720.0, "nvjet", "", 736.0, 1085.0),),
+        steps=steps,
+        checks=(Check("padded model: outputs on the real rows", 2e-7, 1e-4, "relative error", (0.5, 0.500001)),),
+        notes=("numbers: mask the logits of the 47 padded rows",),
+    )
+    refuted = Measurement(
+        Verdict.REFUTED, "the step takes 0.4 % more time [-0.9 % to 0.2 %], predicted 21 %", step_share=Interval(-0.004, -0.009, 0.002)
+    )
+    first, second = report.findings
+    findings = (
+        replace(first, change=change, measured=confirmed),
+        replace(second, severity=Severity.NOTE, change=Change(compile="default"), measured=refuted),
+    )
+    doubling = Comparison("batch x2", steps, "as it is 72.0 ms (predicted 72.1 ms); twice the batch takes 1.96x the time")
+    card = Verification("NVIDIA H200", "580.1", (("torch", "2.11.0"),), 41.0, False, ("the GPU was slowed down by its power cap",))
+    target = replace(TARGET, measured=StepMeasurement((doubling,), confirmed.checks, ("compile: not enough time",)))
+    errors = (FileError("GPU 0", 0, 0, "interrupted: what was measured until then is shown", "verify"),)
+    return replace(report, findings=findings, targets=(target,), verification=card, errors=errors)
+
+
 def errors_only():
     errors = (FileError("b.json", 3, 4, "not valid JSON: expecting value, found '}'"), FileError("gone.py", 0, 0, "no such file"))
     return Report(errors=errors, checked=2, version="1.2.3")
@@ -126,6 +173,7 @@ def errors_only():
 
 REPORTS = {
     "ordinary": ordinary,
+    "measured": measured,
     "hostile": hostile,
     "clean": lambda: Report(checked=4, targets=(TARGET,), version="1.2.3"),
     "errors": errors_only,
