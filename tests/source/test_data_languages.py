@@ -3,12 +3,11 @@
 import json
 import math
 import sys
-from io import StringIO
 
 import pytest
+import yaml as pyyaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ruamel.yaml import YAML
 
 from lintgpu.source import UnreadableFile
 from lintgpu.source.file import decode
@@ -57,13 +56,7 @@ def test_json_spans_hold_their_values(data, indent, ascii_only, line_end, bom):
 
 @given(DOCUMENTS, st.booleans(), LINE_ENDS, BOMS)
 def test_yaml_spans_hold_their_values(data, flow, line_end, bom):
-    writer = YAML(typ="safe", pure=True)
-    writer.version = (1, 1)
-    writer.default_flow_style = flow
-    writer.allow_unicode = True
-    out = StringIO()
-    writer.dump(data, out)
-    text = out.getvalue().split("---", 1)[1].lstrip("\n ") if out.getvalue().startswith("%YAML") else out.getvalue()
+    text = pyyaml.safe_dump(data, default_flow_style=flow, allow_unicode=True)
     text = text.replace("\n", line_end)
     file = decode(bom + text.encode(), "a.yaml")
     assert file.root.value == data
@@ -216,6 +209,13 @@ def test_yaml_anchors_aliases_and_merges_keep_the_place_of_the_text():
     assert file.slice(file.root.get("base").span) == "d_model: 512 # c\n  heads: &h 8"
 
 
+def test_a_yaml_block_ends_with_its_last_value_and_an_empty_value_stands_behind_its_key():
+    file = yaml("a:\n  b:\n    c: 1\n    d:\n\n  # c\n\n# c\ne:\n  - - 2\n\nf: 3\n")
+    assert file.slice(file.root.get("a").span) == "b:\n    c: 1\n    d:"
+    assert file.slice(file.root.get("e").span) == "- - 2"
+    assert (file.root.get("a.b.d").span.line, file.root.get("a.b.d").value) == (4, None)
+
+
 def test_yaml_merge_of_several_takes_the_first():
     root = yaml("a: &a {x: 1}\nb: &b {x: 2, y: 3}\nc:\n  <<: [*a, *b]\n").root
     assert root.value["c"] == {"x": 1, "y": 3}
@@ -266,7 +266,7 @@ def test_yaml_columns_count_characters_behind_wide_ones():
         ("a: &x [*x]\n", (1, 4), "alias inside"),
         ("a: !!int foo\n", (1, 4), "not a int"),
         ("a: 'x\n", (2, 1), "quoted scalar"),
-        ("a: 1\n\x07b: 2\n", (2, 1), "special characters"),
+        ("a: 1\n\x07b: 2\n", (2, 1), "characters are not allowed"),
         ("a: {<<: 3}\n", (1, 9), "<<"),
         ("a: @b\n", (1, 4), "'@'"),
     ],

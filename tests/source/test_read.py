@@ -78,6 +78,6 @@ def test_unknown_declared_encoding_is_placed(tmp_path):
 
 
 def test_importing_the_reader_imports_no_parser():
-    parsers = ["ruamel.yaml", "tree_sitter", "tree_sitter_json", "tree_sitter_toml", "libcst"]
+    parsers = ["yaml", "tree_sitter", "tree_sitter_json", "tree_sitter_toml", "libcst"]
     code = f"import sys, lintgpu.source, lintgpu.source.suppressions; print([name for name in {parsers!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "[]"

@@ -51,7 +51,7 @@ c: |  # lintgpu: ignore[LG1]
   # lintgpu: ignore
   x
 # lintgpu: ignore[LG101] above
-d: &x#y 2
+d: &x 2#y
 e: a#lintgpu:ignore
 f: é漢 # lintgpu: ignore[LG101]
 """
