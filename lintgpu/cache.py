@@ -1,8 +1,9 @@
 """Results kept by content: a hit needs equal questions and unchanged files, whatever their dates say.
 
 An entry is one file named after the hash of its question (the target with its spans, workload, GPUs, interpreter, this version of lintgpu).
-It holds the hash of every file that the answer was made from (model source, project modules, library versions) and is used only while
-each of them still has that content. Writing is atomic, so that parallel runs and killed ones leave whole entries or none.
+It holds the hash of every file that the answer was made from (model source, project modules, library versions) and the value of every
+variable that the project asked for, and is used only while each of them still is what it was. Writing is atomic, so that parallel
+runs and killed ones leave whole entries or none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ T = TypeVar("T")
 FOLDER_VARIABLE = "LINTGPU_CACHE_DIR"
 MOST_ENTRIES_A_SHARD = 64
 """Of 256 shards; the oldest entries go first."""
+_INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
+"""What tells of the name and version of an installed library."""
+_CLOCK_STEP_NS = 20_000_000
+"""File times come from a coarser clock than time.time_ns."""
 STALE_SECONDS = 24 * 3600
 """Age from which a half-written file is a killed run's."""
 
@@ -34,6 +39,8 @@ STALE_SECONDS = 24 * 3600
 class _Entry(msgspec.Struct):
     files: list[tuple[str, str]]
     """(path, SHA-256) of every file the value was made from."""
+    variables: list[tuple[str, str | None]]
+    """(name, value) of the variables of the environment that it was made from."""
     value: msgspec.Raw
 
 
@@ -50,6 +57,8 @@ class Cache:
         try:
             path = self._path(key)
             entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
+            if any(os.environ.get(name) != known for name, known in entry.variables):
+                return None
             if any(file_hash(name) != known for name, known in entry.files):
                 return None
             value = msgspec.json.decode(entry.value, type=kind)
@@ -58,14 +67,19 @@ class Cache:
             return None
         return value
 
-    def put(self, key: str, files: Iterable[str], value: Any) -> None:
-        """Keep `value` (frozen dataclasses) under `key`, made from `files`. A file that is gone by now keeps it from being kept."""
+    def put(self, key: str, files: Iterable[str], value: Any, variables: Iterable[str] = (), began_ns: int | None = None) -> None:
+        """Keep `value` (frozen dataclasses) under `key`, made from `files` and `variables`.
+
+        Nothing is kept where a file is gone by now or has changed since `began_ns` (of time.time_ns), when the work on the value
+        began: nobody knows whether it was read before or after.
+        """
         if self._folder is None:
             return
         hashes = [(name, file_hash(name)) for name in sorted(set(files))]
-        if any(not known for _, known in hashes):
+        if any(not known for _, known in hashes) or (began_ns is not None and any(_changed_since(name, began_ns) for name, _ in hashes)):
             return
-        entry = _Entry([(name, known) for name, known in hashes], msgspec.Raw(msgspec.json.encode(value)))
+        values = [(name, os.environ.get(name)) for name in variables]
+        entry = _Entry(hashes, values, msgspec.Raw(msgspec.json.encode(value)))
         with contextlib.suppress(OSError):
             self._write(self._path(key), msgspec.json.encode(entry))
 
@@ -111,11 +125,23 @@ def key_of(*parts: Any) -> str:
 
 
 def file_hash(path: str) -> str:
-    """SHA-256 of a file's content, empty where it cannot be read."""
+    """SHA-256 of a file's content, of a folder of libraries the versions of those; empty where it cannot be read."""
     try:
+        if os.path.isdir(path):
+            installed = sorted(name for name in os.listdir(path) if name.endswith(_INSTALLED))
+            return hashlib.sha256("\0".join(installed).encode("utf-8", "surrogateescape")).hexdigest()
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def _changed_since(path: str, moment_ns: int) -> bool:
+    """Whether a file was written or put in place since; False for folders, whose times tell of other things."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return True
+    return not os.path.isdir(path) and max(status.st_mtime_ns, status.st_ctime_ns) > moment_ns - _CLOCK_STEP_NS
 
 
 @cache

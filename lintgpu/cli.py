@@ -339,6 +339,8 @@ def _request(paths: tuple[str, ...], options: dict[str, Any], overrides: dict[st
     for name in ("model", "python", "time_limit", "memory_limit_gb"):
         if options[name] is not None:
             overrides[name] = options[name]
+    if os.path.dirname(overrides.get("python", "")):
+        overrides["python"] = os.path.abspath(overrides["python"])  # The setting of that name is relative to its file.
     if options["gpu"]:
         overrides |= {"gpus": tuple(options["gpu"]), "gpus_given": True}
     workload = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lintgpu.trace.client import Worker
     from lintgpu.verify.jobs import Subject
 
+_IMPORT_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE")
 NOT_TRACED = ("environment", "trust", "static")
 """Stages at which nothing was tried: said once in the output, and no finding where the config's numbers could be read instead."""
 
@@ -139,6 +141,7 @@ class _Run:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self._began_ns = time.time_ns()
         self.files: dict[str, SourceFile] = {}
         self.errors: list[FileError] = []
         self.broken: list[BrokenFile] = []
@@ -274,9 +277,10 @@ class _Run:
         findings = [*self.failure_findings(traced), *(finding for one in costed for finding in self.findings(one, stack))]
         summaries = tuple(_summary(traced, one) for one in costed) or (_summary(traced, None),)
         result = Judged(tuple(findings), summaries, tuple(_files_of(target, traced.trace)))
-        complete = traced.trace is not None and (traced.failure is None or traced.failure.stage == "static")
-        if complete and len(self.errors) == errors:
-            self.request.cache.put(key, [*result.files, *(gpu for gpu in settings.gpus if os.path.isfile(gpu))], result)
+        complete = traced.failure is None or traced.failure.stage == "static"
+        if traced.trace is not None and complete and len(self.errors) == errors:
+            files = [*result.files, *(gpu for gpu in settings.gpus if os.path.isfile(gpu))]
+            self.request.cache.put(key, files, result, traced.trace.variables, self._began_ns)
         return result
 
     def traced(self, stack: ExitStack, target: Target, settings: Settings, workload: Workload) -> Traced:
@@ -303,12 +307,14 @@ class _Run:
             return kept
         result = self._worker(stack, settings, target).trace(target, workload, changes)
         if isinstance(result, Trace):
-            self.request.cache.put(key, _files_of(target, result), result)
+            self.request.cache.put(key, _files_of(target, result), result, result.variables, self._began_ns)
         return result
 
     def _builder(self, target: Target, settings: Settings) -> list[object]:
-        """What builds a target: the interpreter, and the project where its code may run."""
-        return [settings.python, settings.root if _trusted(target, settings) else None]
+        """What builds a target: the interpreter, where it imports from, and the project where its code may run."""
+        interpreter = settings.interpreter
+        paths = [os.environ.get(name) for name in _IMPORT_VARIABLES]
+        return [interpreter, os.path.realpath(interpreter), paths, settings.root if _trusted(target, settings) else None]
 
     def _worker(self, stack: ExitStack, settings: Settings, target: Target) -> Worker:
         from lintgpu.trace.client import Limits, Worker
@@ -316,11 +322,11 @@ class _Run:
 
         trust = _trusted(target, settings)
         root = settings.root if trust else None  # Without trust one worker serves every project.
-        key = (settings.python, root, settings.time_limit, settings.memory_limit_gb, settings.warm)
+        key = (settings.interpreter, root, settings.time_limit, settings.memory_limit_gb, settings.warm)
         if key not in self._workers:
             limits = Limits(settings.time_limit, int(settings.memory_limit_gb * 2**30))
             warm = warmth() if settings.warm else None
-            self._workers[key] = stack.enter_context(Worker(settings.python, limits, trust, root, self._report_stage, warm))
+            self._workers[key] = stack.enter_context(Worker(settings.interpreter, limits, trust, root, self._report_stage, warm))
         return self._workers[key]
 
     @cached_property
@@ -415,7 +421,7 @@ class _Run:
             own = [one for one in findings if one.change is not None and _is_about(one, context)]
             root = settings.root if _trusted(target, settings) else None
             in_order = sorted(own, key=lambda one: -(one.cost.saving_gpu_us if one.cost is not None else 0.0))
-            yield Subject(context, tuple(in_order), settings.python, root, predict)
+            yield Subject(context, tuple(in_order), settings.interpreter, root, predict)
 
     def note_gone(self, findings: Iterable[Finding]) -> None:
         """Record findings of a former run that nothing in the files fits any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,13 @@ class Settings:
     time_limit: float = 300.0
     """Seconds one trace may take."""
     memory_limit_gb: float = 16.0
+
+    @property
+    def interpreter(self) -> str:
+        """`python` as an absolute path: a relative one is below `root`, a plain name is looked up; as it is where there is none."""
+        if os.path.dirname(self.python):
+            return os.path.abspath(os.path.join(self.root, self.python))
+        return shutil.which(self.python) or self.python
 
 
 def discover(path: str) -> Settings:

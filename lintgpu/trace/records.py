@@ -161,7 +161,10 @@ class Trace:
     compile_calls: tuple[str, ...] = ()
     """Modules that called torch.compile themselves while building."""
     files: tuple[str, ...] = ()
-    """Files that the trace was made from besides the target's own: sources of the model's classes, project modules, library versions."""
+    """What the trace was made from besides the target's own files: sources of the model's classes, modules of the project and files
+    it opened, and the folders of installed libraries, whose versions count."""
+    variables: tuple[str, ...] = ()
+    """Variables of the environment that the project's code asked for."""
     seconds: float = 0.0
 
 
@@ -206,6 +209,6 @@ def trace_from_json(data: dict[str, Any]) -> Trace:
     values["parameters"] = Parameters(**data["parameters"])
     values["inputs"] = tuple((str(name), tuple(shape)) for name, shape in data.get("inputs", ()))
     values["versions"] = _pairs(data.get("versions", ()))
-    for key in ("assumptions", "inexact_divisions", "knobs_seen", "compile_calls", "files"):
+    for key in ("assumptions", "inexact_divisions", "knobs_seen", "compile_calls", "files", "variables"):
         values[key] = tuple(data.get(key, ()))
     return Trace(**values)

@@ -58,11 +58,11 @@ def main() -> int:
     os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     home = folder / f"{name}.home"  # What the libraries take for the places of temporary files and caches.
     home.mkdir(mode=0o700, exist_ok=True)
+    server = _Server(listener, lock, address, home, idle_seconds)
     try:
-        _Server(listener, lock, address, idle_seconds).serve()
+        server.serve()
     finally:
-        address.unlink(missing_ok=True)
-        shutil.rmtree(home, ignore_errors=True)
+        server.retire()
     return 0
 
 
@@ -77,10 +77,11 @@ class _Fork:
 
 
 class _Server:
-    def __init__(self, listener: socket.socket, lock: int, address: Path, idle_seconds: float) -> None:
+    def __init__(self, listener: socket.socket, lock: int, address: Path, home: Path, idle_seconds: float) -> None:
         self._listener = listener
         self._lock = lock
         self._address = address
+        self._home = home
         self._identity = os.stat(address).st_ino
         self._idle_seconds = idle_seconds
         self._forks: dict[int, _Fork] = {}
@@ -100,6 +101,7 @@ class _Server:
                 if key.fileobj is self._listener:
                     connection, _ = self._listener.accept()
                     if not stamp.holds():
+                        self.retire()  # Before the client hears of it and starts the next one.
                         connection.close()
                         return
                     self._fork(connection)
@@ -115,6 +117,15 @@ class _Server:
                 if not stamp.holds():
                     return
                 stamp = _Stamp(began)
+
+    def retire(self) -> None:
+        """Make room for the next server of this name."""
+        if self._lock >= 0:
+            if self._is_met():
+                self._address.unlink()
+            shutil.rmtree(self._home, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
 
     def _is_met(self) -> bool:
         """Whether the socket's name still leads here."""

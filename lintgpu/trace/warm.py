@@ -32,7 +32,7 @@ _RACE_SECONDS = 2.0
 """How long another client's server, which holds the lock, may take to listen."""
 _LONGEST_ADDRESS = 100
 """Bytes of a socket's path, of which systems take 104 to 108."""
-_PASSING = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "WINDOWID", "PYTEST_CURRENT_TEST"})
+_PASSING = frozenset({FOLDER_VARIABLE, "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "WINDOWID", "PYTEST_CURRENT_TEST"})
 """Variables that change from one command to the next and that no library looks at while it is imported."""
 
 

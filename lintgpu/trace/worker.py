@@ -21,12 +21,17 @@ from typing import Any, TextIO
 from lintgpu.target.base import Built
 from lintgpu.trace import sandbox
 from lintgpu.trace.imports import defer_compiler
+from lintgpu.trace.reads import Reads, is_cached_or_installed
 from lintgpu.trace.records import Trace, TraceFailure
 from lintgpu.workload import Mode, Workload
 
 IMPORTING, BUILDING, TRACING = "importing", "building", "tracing"
 _AMENDING_SECONDS = 15.0
 """How long other inputs are tried on a model that takes none of those before."""
+
+
+READS = Reads()
+"""What the project's code looked at in this process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,7 @@ def main(after: Callable[[], None] = lambda: None) -> int:
     confinement = sandbox.confine((*configuration.readable, *_interpreter_paths()), configuration.writable, configuration.memory_bytes)
     if configuration.project_root is not None:
         sys.path.insert(0, configuration.project_root)
+        READS.watch(configuration.project_root)
     send({"hello": {"pid": os.getpid(), "python": sys.version.split()[0], **dataclasses.asdict(confinement)}})
     for line in requests:
         sandbox.allow_cpu_seconds(configuration.cpu_seconds)
@@ -86,7 +92,7 @@ def answer(request: Mapping[str, Any], progress: Callable[[str], None]) -> Trace
         attempt = _Attempt(request, workload, tuple(complaints), progress)
         outcome = attempt.run()
         if isinstance(outcome, Trace):
-            return dataclasses.replace(outcome, files=attempt.files())
+            return dataclasses.replace(outcome, files=attempt.files(), variables=READS.variables)
         # The first complaint is the one to report, unless the model named an input, got it and complained anew.
         if told is None or attempt.answered_by_name:
             told = outcome
@@ -134,14 +140,16 @@ class _Attempt:
             return failure_of(error, self._stage)
 
     def files(self) -> tuple[str, ...]:
-        """The sources that the trace was made from: of the model's classes, of every project module, and the libraries' versions."""
+        """What the trace was made from: sources of the model's classes, all that the project read, and the libraries' versions."""
         assert self._built is not None
         modules = {type(module).__module__ for module in self._built.model.modules()}
         root = self._request.get("project_root")
         project = {name for name, module in sys.modules.items() if root and _file_of(module).startswith(os.path.join(root, ""))}
         versions = {name for package in {name.split(".")[0] for name in modules | {"torch"}} for name in (package, f"{package}.version")}
-        found = {_file_of(sys.modules[name]) for name in modules | project | versions if name in sys.modules}
-        return tuple(sorted(found - {""}))
+        found = {_file_of(sys.modules[name]) for name in modules | versions if name in sys.modules}
+        found |= {path for path in (_file_of(sys.modules[name]) for name in project) if not is_cached_or_installed(path)}
+        libraries = {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
+        return tuple(sorted((found | libraries | READS.files) - {""}))
 
     def _build(self) -> Built:
         from lintgpu.target import family_named
