@@ -504,9 +504,12 @@ class _Run:
 
 def _ignore_comments(file: SourceFile, places: Sequence[tuple[int, str]], settings: Settings) -> Iterator[IgnoreComment]:
     """The comments of a file with what they hide of the (line, code) of `places`."""
+    found = suppressions(file)
+    if not found:
+        return  # The rules, and numpy with them, need not be imported.
     selection = Selection(settings.select, settings.ignore)
     codes = [rule.code for rule in all_rules()]
-    for item in suppressions(file):
+    for item in found:
         unknown = tuple(prefix for prefix in item.codes if not any(code.startswith(prefix) for code in codes))
         useless = [prefix for prefix in unused(item, places) if prefix not in unknown]
         looked_for = tuple(prefix for prefix in useless if all(selection.wants(code) for code in codes if code.startswith(prefix)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -40,7 +41,11 @@ def test_a_static_check_imports_no_framework_and_no_parser_that_it_does_not_use(
     assert not {"torch", "transformers", "libcst", "yaml", "numpy.ma", "pathspec"} & found
 
 
-def test_a_check_answered_from_the_cache_imports_no_cost_model(config: str) -> None:
-    imported("check", "--static", config)
-    found = imported("check", "--static", config)
+@pytest.mark.parametrize("tier", ["static", "trace"])
+def test_a_check_answered_from_the_cache_imports_no_cost_model(config: str, tier: str) -> None:
+    if tier == "trace" and importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs lintgpu[hf]")
+    options = ["--static"] if tier == "static" else []
+    imported("check", *options, config)
+    found = imported("check", *options, config)
     assert not {"torch", "numpy", "lintgpu.trace.client", "lintgpu.report.sarif"} & found

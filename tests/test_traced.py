@@ -186,6 +186,17 @@ def test_without_torch_the_numbers_are_judged_and_the_way_to_trace_is_named(fold
     assert of("LG001", found) == []
 
 
+def test_shapes_are_as_many_as_the_layers_that_differ(folder: Path) -> None:
+    tables = []
+    for layers in (3, 60):
+        (folder / "model.py").write_text(MODEL.replace("n_layer: int = 2", f"n_layer: int = {layers}"))
+        result = CliRunner().invoke(main, ["shapes", "-f", "csv", "--trust", "model.py"])
+        assert result.exit_code == 0, result.output
+        tables.append(result.stdout.splitlines())
+    assert len(tables[0]) == len(tables[1])
+    assert tables[0] != tables[1]
+
+
 def test_comments_that_hide_nothing_are_told(folder: Path) -> None:
     text = MODEL.replace("# of the GPT-2 tokenizer", "# lintgpu: ignore[LG101, LG102, LG9]").replace("= 4\n", "= 4  # lintgpu: ignore\n")
     (folder / "model.py").write_text(text)
