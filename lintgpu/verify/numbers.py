@@ -77,13 +77,13 @@ def _gemm_check(before: Op, after: Op, tf32: bool, device: torch.device) -> Chec
     b = torch.randn((k, n), generator=generator, device=device, dtype=torch.float32).to(dtype)
     rows = torch.randperm(m, generator=generator, device=device)[:_SAMPLED_ROWS]
     reference = a[rows].double() @ b.double()
-    errors = [
-        relative_error(_product(gemm, a, b, tf32 and before.dtype == "fp32", generator)[rows][:, :n], reference) for gemm in (one, two)
-    ]
+    products = [_product(gemm, a, b, tf32 and before.dtype == "fp32", generator)[rows][:, :n] for gemm in (one, two)]
+    errors = [relative_error(product, reference) for product in products]
     limit = LIMITS["tf32" if tf32 and before.dtype == "fp32" else before.dtype]
     where = f"{before.module or before.name} {before.phase}"
     detail = f"relative error against float64: {errors[0]:.1e} as it is, {errors[1]:.1e} after the change"
-    return Check(f"{where}: the same numbers", max(errors), limit, detail)
+    worst = next((error for error in errors if error != error), max(errors))
+    return Check(f"{where}: the same numbers", worst, limit, detail, _most_different(*products))
 
 
 def _product(gemm: Gemm, a: torch.Tensor, b: torch.Tensor, tf32: bool, generator: torch.Generator) -> torch.Tensor:
@@ -167,9 +167,7 @@ def _compare_padded(job: NumbersJob, models: Models) -> NumbersResult:
     embed_weights(base.model, padded.model)
     padded.args, padded.kwargs = base.args, base.kwargs
     one, two = base.outputs(), padded.outputs()
-    checks = [
-        Check("padded model: outputs on the real rows", _outputs_error(one, two), LIMITS["fp32"], "relative error, fp32, equal weights")
-    ]
+    checks = [_outputs_check("padded model: outputs on the real rows", one, two, LIMITS["fp32"], "relative error, fp32, equal weights")]
     advice: list[str] = []
     if "vocabulary" in job.knobs:
         checks += _vocabulary_checks(one, two, advice)
@@ -182,14 +180,8 @@ def _compare_attention(job: NumbersJob, models: Models) -> NumbersResult:
     base, variant = _step(job.base, models), _step(job.variant, models)
     embed_weights(base.model, variant.model)
     variant.args, variant.kwargs = base.args, base.kwargs
-    checks = [
-        Check(
-            "SDPA and hand-written attention: equal outputs",
-            _outputs_error(base.outputs(), variant.outputs()),
-            LIMITS["fp32"],
-            "relative error, fp32, equal weights",
-        )
-    ]
+    what, how = "SDPA and hand-written attention: equal outputs", "relative error, fp32, equal weights"
+    checks = [_outputs_check(what, base.outputs(), variant.outputs(), LIMITS["fp32"], how)]
     if job.base.workload.mode is Mode.TRAIN:
         checks += _gradient_checks(base, variant, "SDPA and hand-written attention: equal gradients")
     return NumbersResult(job.kind, tuple(checks))
@@ -199,10 +191,9 @@ def _compare_compiled(job: NumbersJob, models: Models) -> NumbersResult:
     step = _step(job.base, models)
     limit = LIMITS.get(job.base.workload.dtype, LIMITS["fp32"]) * _COMPILED_FACTOR
     compiled = torch.compile(step.model, dynamic=False)
-    error = _outputs_error(step.outputs(), step.outputs(compiled))
-    return NumbersResult(
-        job.kind, (Check("compiled and eager: equal outputs", error, limit, f"relative error, {job.base.workload.dtype}"),)
-    )
+    how = f"relative error, {job.base.workload.dtype}"
+    check = _outputs_check("compiled and eager: equal outputs", step.outputs(), step.outputs(compiled), limit, how)
+    return NumbersResult(job.kind, (check,))
 
 
 def _step(variant: Variant, models: Models) -> Step:
@@ -227,15 +218,24 @@ def embed_weights(source: torch.nn.Module, target: torch.nn.Module) -> None:
             other[corner] = kept
 
 
-def _outputs_error(one: Sequence[torch.Tensor], two: Sequence[torch.Tensor]) -> float:
+def _outputs_check(what: str, one: Sequence[torch.Tensor], two: Sequence[torch.Tensor], limit: float, detail: str) -> Check:
     """The largest relative error over the outputs, each on what both have; infinite where there is nothing to compare."""
-    errors = [_corner_error(a, b) for a, b in zip(one, two, strict=False) if a.dim() == b.dim() and a.dim() > 0 and a.numel() > 1]
-    return max(errors, default=float("inf"))
+    found = [_corner_check(what, a, b, limit, detail) for a, b in zip(one, two, strict=False) if a.dim() == b.dim() and a.numel() > 1]
+    return next(
+        (check for check in found if not check.passed), max(found, key=lambda check: check.value, default=Check(what, float("inf"), limit))
+    )
 
 
-def _corner_error(a: torch.Tensor, b: torch.Tensor) -> float:
+def _corner_check(what: str, a: torch.Tensor, b: torch.Tensor, limit: float, detail: str) -> Check:
     corner = tuple(slice(0, min(x, y)) for x, y in zip(a.shape, b.shape, strict=True))
-    return relative_error(b[corner], a[corner])
+    return Check(what, relative_error(b[corner], a[corner]), limit, detail, _most_different(a[corner], b[corner]))
+
+
+def _most_different(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """The two numbers at the place where they differ most; a NaN differs from everything."""
+    one, two = a.double().flatten(), b.double().flatten()
+    at = int((one - two).abs().nan_to_num(nan=float("inf")).argmax())
+    return float(one[at]), float(two[at])
 
 
 def _vocabulary_checks(one: Sequence[torch.Tensor], two: Sequence[torch.Tensor], advice: list[str]) -> list[Check]:

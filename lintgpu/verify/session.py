@@ -37,6 +37,8 @@ class Options:
     progress: Callable[[str, str], None] = lambda target, stage: None
     job_seconds: float = _JOB_SECONDS
     """Of timing, at most, for one job; where many findings share the budget it is less."""
+    questions: frozenset[str] | None = None
+    """Which comparisons of a target's own steps to make; None is all."""
 
 
 @dataclass
@@ -170,7 +172,10 @@ class _Session:
 
     def _questions(self, subject: Subject, notes: list[str]) -> Iterator[Question]:
         """The questions there is still time for; the first one that is left out is said."""
+        wanted = self._options.questions
         for question in jobs.questions(subject):
+            if wanted is not None and question.name not in wanted:
+                continue
             if self._left() < (_LEAST_COMPILE_SECONDS if question.compiles else _LEAST_SECONDS):
                 self._found.complete = False
                 notes.append(f"{question.name} and what follows it: {OUT_OF_BUDGET}")
