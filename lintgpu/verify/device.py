@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
+import queue
 import subprocess
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +17,7 @@ from lintgpu.verify.records import Device
 
 BUSY_PERCENT = 10
 """Utilisation by others from which nothing can be timed."""
-_FIELDS = ("driver_version", "utilization.gpu", "clocks.sm", "clocks.max.sm", "temperature.gpu", "clocks_throttle_reasons.active")
+_FIELDS = ("driver_version", "utilization.gpu")
 # Bits of nvmlClocksThrottleReasons that slow a card down against its will.
 _SLOWDOWNS = {0x4: "its power cap", 0x8: "a hardware slowdown", 0x20: "its temperature", 0x40: "its temperature", 0x80: "a power brake"}
 _OTHERS_GB = 1.0
@@ -64,7 +68,7 @@ def describe(device: torch.device) -> Device:
     if "MIG" in name:
         raise NoDevice(f"GPU {device.index or 0} is a MIG slice ({name}): predictions for the whole GPU do not hold for it")
     state = _state(device)
-    _refuse_busy(device, state)
+    _refuse_busy(device, state, _processes(device))
     return Device(
         name=name,
         kind="rocm" if torch.version.hip else "cuda",
@@ -77,29 +81,65 @@ def describe(device: torch.device) -> Device:
     )
 
 
-def slowed(device: torch.device) -> str:
-    """Why the card runs below its clocks, in one line; empty where it does not or does not say. Ask while it works."""
-    if device.type != "cuda":
-        return ""
-    state = _state(device)
-    try:
-        active = int(state.get("clocks_throttle_reasons.active", "0"), 16)
-    except ValueError:
-        return ""
-    reasons = list(dict.fromkeys(text for bit, text in _SLOWDOWNS.items() if active & bit))
+class Watch:
+    """Notes once a second whether the card is slowed down while it works. Does nothing where there is no nvidia-smi."""
+
+    _WATCHED = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active")
+
+    def __init__(self, device: torch.device) -> None:
+        self._samples: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self._child: subprocess.Popen[str] | None = None
+        if device.type != "cuda":
+            return
+        query = f"--query-gpu={','.join(self._WATCHED)}"
+        command = ["nvidia-smi", f"--id={_identity(device)}", query, "--format=csv,noheader", "-lms", "1000"]
+        with contextlib.suppress(OSError):
+            self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
+
+    def _read(self, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        with contextlib.suppress(ValueError, OSError):
+            for line in child.stdout:
+                self._samples.put(line.strip().split(", "))
+
+    def slowed(self) -> str:
+        """Why the card ran below its clocks since the last time this was asked, in one line; empty where it did not."""
+        return slowdown([self._samples.get() for _ in range(self._samples.qsize())])
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+
+
+def slowdown(samples: Sequence[Sequence[str]]) -> str:
+    """What samples of (SM clock, largest SM clock, throttle reasons) say in one line; empty where the card was free to run."""
+    reasons: list[str] = []
+    clocks: list[tuple[int, str]] = []
+    for sample in samples:
+        try:
+            clock, most, active = int(sample[0].split()[0]), sample[1], int(sample[2], 16)
+        except (ValueError, IndexError):  # a line that was cut, a card that does not tell
+            continue
+        found = [text for bit, text in _SLOWDOWNS.items() if active & bit]
+        if found:
+            reasons += found
+            clocks.append((clock, most))
     if not reasons:
         return ""
-    clocks = f"{state.get('clocks.sm', '?')} of {state.get('clocks.max.sm', '?')}"
-    return f"the GPU was slowed down by {' and '.join(reasons)} while it was measured ({clocks}): ratios hold, times are long"
+    clock, most = min(clocks)
+    why = " and ".join(dict.fromkeys(reasons))
+    return f"the GPU was slowed down by {why} while it was measured ({clock} MHz of {most}): ratios hold, times are long"
 
 
-def _refuse_busy(device: torch.device, state: dict[str, str]) -> None:
+def _refuse_busy(device: torch.device, state: dict[str, str], who: Sequence[str]) -> None:
     try:
         percent = int(state.get("utilization.gpu", "0").split()[0])
     except (ValueError, IndexError):
         return
     if percent >= BUSY_PERCENT:
-        who = _processes(device)
         by = f" with {', '.join(who)}" if who else ""
         raise NoDevice(f"GPU {device.index or 0} is {percent} % busy{by}: nothing can be timed beside other work")
 
@@ -118,8 +158,6 @@ def _notes(device: torch.device) -> list[str]:
 
 def _processes(device: torch.device) -> list[str]:
     """Name and id of the other processes on the GPU, as far as the driver tells."""
-    import os
-
     rows = _query(device, "compute-apps", ("pid", "process_name"))
     return [
         f"{row['process_name'].rsplit('/', 1)[-1]} ({row['pid']})"

@@ -38,10 +38,13 @@ def main() -> int:
     send({"hello": to_json(hello)})
     if isinstance(hello, Failure):
         return 0
-    for line in requests:
-        request = json.loads(line)
-        result = bench.run(from_json(request["job"]), request["seconds"], lambda text: send({"progress": text}))
-        send({"result": to_json(result), "slowed": bench.slowed()})
+    try:
+        for line in requests:
+            request = json.loads(line)
+            result = bench.run(from_json(request["job"]), request["seconds"], lambda text: send({"progress": text}))
+            send({"result": to_json(result), "slowed": bench.slowed()})
+    finally:
+        bench.close()
     return 0
 
 
@@ -63,12 +66,16 @@ class _Workbench:
         from lintgpu.verify.models import Models
 
         self._models = Models(self._device)
+        self._watch = devices.Watch(self._device)
         return described
 
     def slowed(self) -> str:
-        from lintgpu.verify import device as devices
+        """Why the card ran below its clocks during the last job; empty where it did not."""
+        return self._watch.slowed()
 
-        return devices.slowed(self._device)
+    def close(self) -> None:
+        """Stop watching the card."""
+        self._watch.close()
 
     def run(self, job: Job, seconds: float, progress: Callable[[str], None]) -> Result:
         """The result of a job; whatever goes wrong is a Failure with its reason. Never raises but KeyboardInterrupt."""
