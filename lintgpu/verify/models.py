@@ -15,6 +15,8 @@ from torch import nn
 
 from lintgpu.target import family_named
 from lintgpu.target.base import BUILD_DEVICE, Built
+from lintgpu.target.huggingface import DEFAULT_PREFIX
+from lintgpu.target.roles import role_of
 from lintgpu.trace.errors import TraceError
 from lintgpu.trace.origin import plain_numbers
 from lintgpu.verify.records import Model, Variant
@@ -23,8 +25,8 @@ from lintgpu.workload import Mode, Workload
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 # Integer inputs that are no token ids and keep the values they were made with.
 _NOT_TOKENS = re.compile(r".*(mask|position|type|segment|grid|bbox|cache|past|length|index).*")
-_MEMORY_SHARE = 0.35
-"""Of the free memory that one model's weights, gradients, optimizer and activations may take; two are compared at a time."""
+_MEMORY_SHARE = 0.8
+"""Of the free memory that two models' weights, gradients and optimizers and one's activations may take: two are compared at a time."""
 _MAX_AMENDMENTS = 12
 
 
@@ -41,6 +43,8 @@ class Models:
         """Layer knobs that were lowered to fit the memory, with the values in use."""
         self._model: Model | None = None
         self._built: dict[object, Built] = {}
+        self._defaults: dict[str, tuple[tuple[str, int], ...]] = {}
+        """Layer knobs that a spec leaves to the config class, once the class has told them."""
 
     def start(self, model: Model, variants: Sequence[Variant]) -> None:
         """Work on these variants of `model` from now on; what they share with the last ones is kept."""
@@ -62,7 +66,7 @@ class Models:
         """Free the models and halve the depth; False where it is one layer already or no knob counts layers."""
         self.clear()
         assert self._model is not None
-        current = {knob: self.depth.get(knob, value) for knob, value in self._model.layers}
+        current = {knob: self.depth.get(knob, value) for knob, value in self.layers()}
         if not any(value > 1 for value in current.values()):
             return False
         self.depth = {knob: max(1, value // 2) for knob, value in current.items()}
@@ -71,7 +75,12 @@ class Models:
     def cuts(self) -> tuple[tuple[str, int, int], ...]:
         """(knob id, value in the config, value in use) of each lowered knob."""
         assert self._model is not None
-        return tuple((knob, value, self.depth[knob]) for knob, value in self._model.layers if self.depth.get(knob, value) != value)
+        return tuple((knob, value, self.depth[knob]) for knob, value in self.layers() if self.depth.get(knob, value) != value)
+
+    def layers(self) -> tuple[tuple[str, int], ...]:
+        """The knobs that count layers, with their values; those that the config leaves out are known after the first build."""
+        assert self._model is not None
+        return self._model.layers or self._defaults.get(repr(self._model.spec), ())
 
     def built(self, variant: Variant) -> Built:
         """The model of `variant`, with inputs that it accepts."""
@@ -83,6 +92,7 @@ class Models:
             if variant.channels_last:
                 built.model.to(memory_format=torch.channels_last)
             self._built[key] = built
+            self._defaults.setdefault(repr(self._model.spec), default_layers(built.model))
         return self._built[key]
 
     def _guess_depth(self, model: Model) -> dict[str, int]:
@@ -91,9 +101,16 @@ class Models:
             return {}
         free_bytes, _ = torch.cuda.mem_get_info(self.device)
         # fp32 weight, gradient and two moments of each parameter.
-        wanted = 16 * model.parameter_elements + model.activation_bytes
+        wanted = 2 * 16 * model.parameter_elements + model.activation_bytes
         share = _MEMORY_SHARE * free_bytes / max(1, wanted)
         return {knob: max(1, int(value * share)) for knob, value in model.layers} if share < 1 else {}
+
+
+def default_layers(model: nn.Module) -> tuple[tuple[str, int], ...]:
+    """The knobs of a config object that count layers, named as values that no file states."""
+    values = getattr(getattr(model, "config", None), "__dict__", {})
+    found = {name: int(value) for name, value in values.items() if isinstance(value, int) and value > 1 and role_of(name) == "layers"}
+    return tuple((f"{DEFAULT_PREFIX}{name}={value}", value) for name, value in found.items())
 
 
 def build(family: str, spec: Mapping[str, Any], workload: Workload, changes: Mapping[str, int], device: torch.device) -> Built:

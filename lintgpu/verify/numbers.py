@@ -16,7 +16,7 @@ import torch
 from lintgpu.measurement import Check
 from lintgpu.trace.records import Gemm, Op
 from lintgpu.verify.models import DTYPES, Models, Step, free, precision, tensors
-from lintgpu.verify.records import Item, LayersJob, Model, NumbersJob, NumbersResult, Variant
+from lintgpu.verify.records import Item, LayersJob, Model, NumbersJob, NumbersResult, Variant, knob_name
 from lintgpu.workload import Mode
 
 LIMITS = {"bf16": 1e-2, "fp16": 2e-3, "tf32": 2e-3, "fp32": 1e-4}
@@ -138,12 +138,12 @@ def measure(job: NumbersJob, models: Models, progress: Callable[[str], None]) ->
     )
     compare = {PADDED: _compare_padded, ATTENTION: _compare_attention, COMPILED: _compare_compiled}[job.kind]
     models.start(small.model, (small.base, small.variant))
-    models.depth = {knob: min(value, _DEPTH) for knob, value in small.model.layers}
+    models.depth = {knob: min(value, _DEPTH) for knob, value in models.layers()}
     try:
         result = compare(small, models)
     finally:
         models.clear()
-    cut = ", ".join(f"{knob} = {new}" for knob, _, new in models.cuts())
+    cut = ", ".join(f"{knob_name(knob)} = {new}" for knob, _, new in models.cuts())
     return dataclasses.replace(result, note=f"on a model with {cut}") if cut else result
 
 

@@ -178,6 +178,11 @@ Job = LayersJob | StepsJob | NumbersJob
 Result = LayersResult | StepsResult | NumbersResult | Failure
 
 
+def knob_name(knob_id: str) -> str:
+    """What a message calls a knob, whether the file states it or leaves it to the config class."""
+    return knob_id.removeprefix("default:").partition("=")[0]
+
+
 def to_json(value: Any) -> Any:
     """Plain data of a record. The inverse of `from_json`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

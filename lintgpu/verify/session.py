@@ -16,7 +16,7 @@ from lintgpu.rule import all_rules
 from lintgpu.verify import jobs, verdicts
 from lintgpu.verify.client import GRACE_SECONDS, NoVerification, Verifier
 from lintgpu.verify.jobs import Asked, Question, Subject
-from lintgpu.verify.records import Device, Failure, Job, LayersResult, NumbersResult, Result, StepsResult, TimedItem
+from lintgpu.verify.records import Device, Failure, Job, LayersResult, NumbersResult, Result, StepsResult, TimedItem, knob_name
 
 _JOB_SECONDS = 6.0
 _JOBS_A_FINDING = 3
@@ -252,8 +252,8 @@ def _notes_of(result: Result | None) -> list[str]:
     if isinstance(result, Failure):
         return [result.reason]
     if isinstance(result, StepsResult):
-        cut = [f"{knob} = {now} instead of {was}, so that it fits the memory: shares do not compare" for knob, was, now in result.layers]
-        return [*result.notes, *cut]
+        why = "so that it fits the memory: shares do not compare with the prediction"
+        return [*result.notes, *(f"{knob_name(knob)} = {now} instead of {was}, {why}" for knob, was, now in result.layers)]
     if isinstance(result, NumbersResult):
         return [*result.advice, *([result.note] if result.note else [])]
     return [result.note] if isinstance(result, LayersResult) and result.note else []

@@ -14,8 +14,8 @@ from torch import nn
 from lintgpu.target.base import Built
 from lintgpu.trace.records import FORWARD, GRAD_WEIGHT, Gemm, Op
 from lintgpu.verify import numbers
-from lintgpu.verify.models import Models, Step
-from lintgpu.verify.records import Item, LayersJob, Model, NumbersJob, Variant
+from lintgpu.verify.models import Models, Step, default_layers
+from lintgpu.verify.records import Item, LayersJob, Model, NumbersJob, Variant, knob_name
 from lintgpu.verify.rounds import KernelTime
 from lintgpu.verify.steps import is_math, wait_of
 from lintgpu.workload import Mode, Workload
@@ -149,3 +149,31 @@ def test_the_wait_that_dominates(kernels: list[tuple[str, float]], step_ms: floa
 def test_kernels_that_multiply_matrices(name: str) -> None:
     assert is_math(name)
     assert not is_math("vectorized_layer_norm_kernel")
+
+
+# Depth
+
+
+def test_the_depth_is_halved_down_to_one_layer() -> None:
+    models = Models(CPU)
+    model = Model("m", "none", {}, (("n_layer", 12),))
+    models.start(model, ())
+    depths = []
+    while models.cut():
+        depths.append(models.depth["n_layer"])
+    assert depths == [6, 3, 1]
+    assert models.cuts() == (("n_layer", 12, 1),)
+
+
+def test_layers_that_no_file_states_are_known_from_the_built_model() -> None:
+    class Config:
+        n_layer, n_head, hidden_size = 12, 12, 768
+
+        def __init__(self) -> None:
+            self.num_hidden_layers, self.n_head, self.use_cache = 12, 12, True
+
+    model = Words(10)
+    model.config = Config()  # type: ignore[assignment]
+    assert default_layers(model) == (("default:num_hidden_layers=12", 12),)
+    assert default_layers(Words(10)) == ()
+    assert knob_name("default:num_hidden_layers=12") == "num_hidden_layers"
