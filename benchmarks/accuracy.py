@@ -12,24 +12,31 @@ import argparse
 import csv
 import gzip
 import math
-import random
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lintgpu.gpu.costs import OpCost
+from lintgpu.gpu.fit import parts
+from lintgpu.gpu.gemms import Gemms, columns
 from lintgpu.gpu.predict import Shape, predict
-from lintgpu.gpu.profiles import Profile, find
+from lintgpu.gpu.profiles import SIBLING, SPECIFICATION, Profile, find
 
 Row = dict[str, str]
+PUBLIC = (("bf16", "gemm_bf16_nt_other_gpus.csv.gz"), ("fp16", "gemm_fp16_a100_a40_h100.csv.gz"))
 PUBLIC_GPUS = {
+    "a100": "A100-SXM4-80GB",
     "a100_sxm": "A100-SXM4-80GB",
+    "a40": "A40",
+    "h100": "H100-SXM5-80GB",
     "h100_sxm": "H100-SXM5-80GB",
     "h200_sxm": "H200-SXM-141GB",
     "b200_sxm": "B200-SXM-180GB",
@@ -37,8 +44,29 @@ PUBLIC_GPUS = {
     "gb200": "GB200",
     "gb300": "GB300",
     "l40s": "L40S",
-    "rtx_pro_6000": "RTX PRO 6000 Blackwell",
+    "rtx_pro_6000_server": "RTX PRO 6000 Blackwell",
 }
+STAND_INS = {
+    "A40": "A100-SXM4-80GB",
+    "B200-SXM-180GB": "GB200",
+    "B300-SXM-288GB": "B200-SXM-180GB",
+    "GB200": "B200-SXM-180GB",
+    "GB300": "GB200",
+    "H100-SXM5-80GB": "H200-SXM-141GB",
+    "H200-SXM-141GB": "H100-SXM5-80GB",
+}
+"""Whose calibration would serve a GPU as its sibling's, were it not measured itself."""
+
+
+@dataclass(frozen=True)
+class PublicRow:
+    """A published time of torch's F.linear (NT, no bias), in microseconds."""
+
+    dtype: str
+    m: int
+    n: int
+    k: int
+    us: float
 
 
 @dataclass(frozen=True)
@@ -173,24 +201,60 @@ def single_gemms(data: Path, profile: Profile) -> list[str]:
     return [_line(name, [float(rows[i]["us"]) for i in at], [costs[i] for i in at]) for name, at in sorted(by.items()) if len(at) >= 50]
 
 
-def held_back(count: int, share: float = 0.15) -> list[bool]:
-    """Which of `count` published rows benchmarks/fit_public.py neither fits nor takes a band from."""
-    draw = random.Random(0)
-    return [draw.random() < share for _ in range(count)]
+def public_rows(data: Path, dtype: str = "") -> dict[str, list[PublicRow]]:
+    """GPU -> its published rows, of the first dtype it has rows of unless one is named."""
+    found: dict[tuple[str, str], list[PublicRow]] = defaultdict(list)
+    for name, file in PUBLIC:
+        for row in read(data / "public" / file):
+            found[PUBLIC_GPUS[row["gpu"]], name].append(PublicRow(name, int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"])))
+    chosen: dict[str, list[PublicRow]] = {}
+    for (gpu, name), rows in sorted(found.items()):
+        if name == (dtype or name):
+            chosen.setdefault(gpu, rows)
+    return chosen
+
+
+def gemms_of(rows: Sequence[PublicRow]) -> Gemms:
+    """The rows as columns."""
+    return columns(
+        dtypes=[row.dtype for row in rows],
+        batch=[1] * len(rows),
+        m=[row.m for row in rows],
+        n=[row.n for row in rows],
+        k=[row.k for row in rows],
+        layout=["NT"] * len(rows),
+    )
+
+
+def judging(rows: Sequence[PublicRow]) -> list[PublicRow]:
+    """The rows that a fit by benchmarks/fit_public.py neither fits nor takes a band from."""
+    return [row for row, part in zip(rows, parts(np.arange(len(rows))), strict=True) if part == "judge"]
 
 
 def other_gpus(data: Path) -> list[str]:
-    """Errors on other GPUs, bf16 NT, on the rows that the fit did not see."""
-    by: dict[str, list[Row]] = defaultdict(list)
-    for row in read(data / "public" / "gemm_bf16_nt_other_gpus.csv.gz"):
-        by[row["gpu"]].append(row)
+    """Errors of the built-in profiles on published rows that no fit saw."""
     lines = []
-    for name, rows in sorted(by.items()):
-        profile = find(PUBLIC_GPUS.get(name, name))
-        rows = [row for row, held in zip(rows, held_back(len(rows)), strict=True) if held]
-        shapes = [Shape("bf16", "mm", "NT", 1, int(r["m"]), int(r["n"]), int(r["k"])) for r in rows]
-        lines.append(_line(f"{profile.name} ({profile.basis})", [float(r["us"]) for r in rows], predict(shapes, profile)))
+    for dtype, _ in PUBLIC:
+        for gpu, rows in public_rows(data, dtype).items():
+            lines.append(_published(f"{gpu}, {dtype} ({find(gpu).basis})", judging(rows), find(gpu)))
     return lines
+
+
+def left_out(data: Path) -> list[str]:
+    """Errors on GPUs as if nobody had measured them: by the calibration of a sibling, and by the specification alone."""
+    lines = []
+    for gpu, rows in public_rows(data).items():
+        bare = replace(find(gpu), calibration=None, basis=SPECIFICATION)
+        if gpu in STAND_INS:
+            sibling = replace(bare, calibration=find(STAND_INS[gpu]).calibration, basis=SIBLING)
+            lines.append(_published(f"{gpu} (sibling {STAND_INS[gpu]})", judging(rows), sibling))
+        lines.append(_published(f"{gpu} (specification)", judging(rows), bare))
+    return lines
+
+
+def _published(name: str, rows: Sequence[PublicRow], profile: Profile) -> str:
+    shapes = [Shape(row.dtype, "mm", "NT", 1, row.m, row.n, row.k) for row in rows]
+    return _line(name, [row.us for row in rows], predict(shapes, profile))
 
 
 def _line(name: str, measured: Sequence[float], costs: Sequence[OpCost]) -> str:

@@ -30,6 +30,8 @@ class Calibration:
     """Predicts log(time / analytic time) of a GEMM from lintgpu.gpu.gemm.features."""
     bands: tuple[tuple[str, float, float], ...] = ()
     """(group, low, high): 10 % and 90 % quantiles of log(measured / predicted) on held-out rows of the group."""
+    inherited: tuple[str, ...] = ()
+    """Groups whose bands are those of what the fit was built on, widened: it measured nothing of the group."""
     versions: tuple[tuple[str, str], ...] = ()
     """(driver, torch, cublas, date, command, ...) of the measurements."""
     compute_capability: str = ""
@@ -51,6 +53,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         "format": FORMAT,
         "coefficients": dict(calibration.coefficients),
         "bands": calibration.bands,
+        "inherited": calibration.inherited,
         "versions": calibration.versions,
         "peaks": calibration.peaks,
     }
@@ -72,6 +75,7 @@ def load_calibration(path: Path) -> Calibration:
                 coefficients=header["coefficients"],
                 forest=Forest.from_arrays(arrays) if arrays else None,
                 bands=tuple((str(g), float(low), float(high)) for g, low, high in header["bands"]),
+                inherited=tuple(map(str, header.get("inherited", ()))),
                 versions=tuple((str(a), str(b)) for a, b in header["versions"]),
                 peaks=tuple((str(a), float(b)) for a, b in header["peaks"]),
             )

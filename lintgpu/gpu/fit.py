@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lintgpu.gpu.boosting import Growth, grow, stacked
 from lintgpu.gpu.calibration import Calibration
 from lintgpu.gpu.features import features
-from lintgpu.gpu.gemm import SPECIFICATION_BAND, band_groups, gemm_times
+from lintgpu.gpu.gemm import SIBLING_WIDENING, SPECIFICATION_BAND, band_groups, coefficients, gemm_times
 from lintgpu.gpu.gemms import DTYPES, Gemms
 from lintgpu.gpu.profiles import CALIBRATED, MEASURED, Profile
 
@@ -48,8 +48,8 @@ def fit(base: Profile, gemms: Gemms, us: FloatArray, groups: IntArray, growth: G
     """
     if len(us) < LEAST_ROWS:
         raise ValueError(f"{len(us)} measured GEMMs are too few for a profile; {LEAST_ROWS} at least")
-    parts = _parts(groups)
-    fitting, banding, judging = (parts == part for part in ("fit", "band", "judge"))
+    drawn = parts(groups)
+    fitting, banding, judging = (drawn == part for part in ("fit", "band", "judge"))
     before = gemm_times(gemms, base)
     start = _started(base, gemms.take(fitting), us[fitting])
     begun = gemm_times(gemms, start)
@@ -62,7 +62,9 @@ def fit(base: Profile, gemms: Gemms, us: FloatArray, groups: IntArray, growth: G
     predicted = gemm_times(gemms, replace(start, calibration=grown))
     named = band_groups(gemms, predicted.us, predicted.alignment)
     bands = _bands(named[banding], np.log(us / predicted.us)[banding], measured_kinds(named[fitting]))
-    calibration = replace(grown, bands=tuple((name, low, high) for name, (low, high) in sorted(bands.items())))
+    lent = {name: band for name, band in _lent(base).items() if name not in bands}
+    found = tuple((name, low, high) for name, (low, high) in sorted((bands | lent).items()))
+    calibration = replace(grown, bands=found, inherited=tuple(sorted(lent)))
     after = gemm_times(gemms.take(judging), replace(start, calibration=calibration, basis=MEASURED))
     truth = us[judging]
     return Fit(
@@ -74,21 +76,25 @@ def fit(base: Profile, gemms: Gemms, us: FloatArray, groups: IntArray, growth: G
     )
 
 
-def _parts(groups: IntArray) -> NDArray[np.str_]:
-    """What each row is for; the rows of a group share it."""
+def parts(groups: IntArray) -> NDArray[np.str_]:
+    """What each of the rows is for: fit, band or judge. The rows of a group share it, and the same groups always draw the same."""
     names, at = np.unique(groups, return_inverse=True)
     draw = np.random.default_rng(0).random(len(names))
     return np.where(draw < _HELD, "judge", np.where(draw < 2 * _HELD, "band", "fit"))[at]
 
 
 def _started(base: Profile, gemms: Gemms, us: FloatArray) -> Profile:
-    """What the forest builds on: the calibration of the GPU or its sibling without what it says of load, or fitted coefficients."""
+    """What the forest builds on: the calibration of the GPU or its sibling without what it says of load, or fitted coefficients.
+
+    All coefficients are written down, the defaults too: a forest corrects the analytic model that it was fitted on, and no other.
+    """
     known = base.calibration
     if known is None or known.forest is None:
         known = Calibration(base.name, CALIBRATED, coefficients=_coefficients(base, gemms, us))
     elsewhere = ("sustained_", "narrow_4_mean", "narrow_2_mean")
     own = {name: value for name, value in known.coefficients.items() if not name.startswith(elsewhere)}
-    return replace(base, calibration=replace(known, gpu=base.name, coefficients=own, bands=()), basis=CALIBRATED)
+    pinned = coefficients(replace(base, calibration=replace(known, coefficients=own)))
+    return replace(base, calibration=replace(known, gpu=base.name, coefficients=pinned, bands=()), basis=CALIBRATED)
 
 
 def _coefficients(base: Profile, gemms: Gemms, us: FloatArray) -> dict[str, float]:
@@ -113,8 +119,6 @@ def _coefficients(base: Profile, gemms: Gemms, us: FloatArray) -> dict[str, floa
 
 
 def _centered(base: Profile, values: Mapping[str, float], ratio: FloatArray, masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, float]:
-    from lintgpu.gpu.gemm import coefficients
-
     now = coefficients(replace(base, calibration=Calibration(base.name, CALIBRATED, coefficients=dict(values))))
     return {name: float(now[name] / np.median(ratio[mask])) for name, mask in masks.items() if mask.sum() >= 20}
 
@@ -131,7 +135,7 @@ def _kind(group: str) -> str:
 
 
 def _bands(groups: NDArray[np.str_], residuals: FloatArray, kinds: frozenset[str]) -> dict[str, tuple[float, float]]:
-    """(10 %, 90 %) quantiles of log(measured / predicted) of each band group.
+    """Quantiles of log(measured / predicted) of each band group that hold 80 % of unseen rows.
 
     A group of few rows takes those of its dtype and load at all sizes, else of everything; kinds that were not measured have none.
     """
@@ -153,5 +157,14 @@ def _bands(groups: NDArray[np.str_], residuals: FloatArray, kinds: frozenset[str
     return found
 
 
+def _lent(base: Profile) -> dict[str, tuple[float, float]]:
+    """The bands of what `base` rests on, widened: for the kinds of GEMMs that were not measured."""
+    known = base.calibration
+    if known is None or known.forest is None:
+        return {}
+    return {name: (low - SIBLING_WIDENING, high + SIBLING_WIDENING) for name, low, high in known.bands}
+
+
 def _quantiles(residuals: FloatArray) -> tuple[float, float]:
-    return float(np.quantile(residuals, 0.1)), float(np.quantile(residuals, 0.9))
+    # One in ten beyond either end of the rows that set a band is a little more of those that did not.
+    return float(np.quantile(residuals, 0.09)), float(np.quantile(residuals, 0.91))

@@ -57,8 +57,12 @@ def predicted(gpu: str, shape: str = "4096x4096x4096") -> dict[str, str]:
     return next(csv.DictReader(run("predict", "--shape", shape, "--gpu", gpu).stdout.splitlines()))
 
 
-@pytest.mark.parametrize(("versions", "slower"), [({"gpu": "NVIDIA H100 80GB HBM3"}, 1.3), (UNKNOWN, 0.8)], ids=["known", "unknown"])
-def test_a_profile_predicts_what_was_measured(tmp_path: Path, versions: dict[str, str], slower: float) -> None:
+@pytest.mark.parametrize(
+    ("versions", "slower", "unmeasured"),
+    [({"gpu": "NVIDIA H100 80GB HBM3"}, 1.3, "sibling"), (UNKNOWN, 0.8, "specification")],
+    ids=["known", "unknown"],
+)
+def test_a_profile_predicts_what_was_measured(tmp_path: Path, versions: dict[str, str], slower: float, unmeasured: str) -> None:
     truth = find("H100")
     write_rows(tmp_path / "rows", versions, truth, slower)
     profile = str(tmp_path / "mine.npz")
@@ -70,8 +74,8 @@ def test_a_profile_predicts_what_was_measured(tmp_path: Path, versions: dict[str
     assert float(row["us_low"]) < float(row["us"]) < float(row["us_high"])
     assert row["basis"] == "measured"
     other = predicted(profile, "4096x4096x4096,fp8")
-    assert other["basis"] == "specification"
-    assert float(other["us_high"]) / float(other["us_low"]) > 2 > float(row["us_high"]) / float(row["us_low"])
+    assert other["basis"] == unmeasured
+    assert float(other["us_high"]) / float(other["us_low"]) > 1.5 > float(row["us_high"]) / float(row["us_low"])
 
 
 def test_too_few_rows_make_no_profile(tmp_path: Path) -> None:
