@@ -3,7 +3,7 @@
 FOLDER holds h200/pairs_dev.csv.gz (GEMMs of real model shapes and their candidate fixes, measured round-robin inside a group),
 h200/gemm_calib.csv.gz (single GEMMs of many dtypes, measured at higher clocks than a training step's) and public/*.csv.gz (other
 GPUs). None of the rows was trained on; eleven coefficients for sustained load and the bands were fitted to the first two
-(benchmarks/fit_gemm.py).
+(benchmarks/fit_gemm.py). The whole steps are those of benchmarks/whole_steps.py, which needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import whole_steps
 
 from lintgpu.gpu.costs import OpCost
 from lintgpu.gpu.fit import parts
 from lintgpu.gpu.gemms import Gemms, columns
+from lintgpu.gpu.kernels import SPLIT_K, named
 from lintgpu.gpu.predict import Shape, predict
 from lintgpu.gpu.profiles import SIBLING, SPECIFICATION, Profile, find
 
@@ -139,6 +143,29 @@ def paddings(groups: Sequence[Group], least: float) -> Counts:
     return _counts([(t >= least, p >= least) for t, p in pairs])
 
 
+def seen(groups: Sequence[Group]) -> float:
+    """Share of the gains of 20 % and more that are predicted to be worth advice (5 %)."""
+    predicted = [g.base[1] / p for g in groups for t, p in g.paddings if g.base[0] / t >= 1.20]
+    return statistics.mean(gain >= 1.05 for gain in predicted)
+
+
+def clocked(rows: Sequence[Row], costs: Sequence[OpCost]) -> float:
+    """Mean absolute error where all GEMMs that were measured together may be off by one factor."""
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row, cost in zip(rows, costs, strict=True):
+        ratios[row["weight"], row["tokens"]].append(cost.us / float(row["us"]))
+    return statistics.mean(abs(r / statistics.median(group) - 1) for group in ratios.values() for r in group)
+
+
+def kernel_families(data: Path, profile: Profile) -> list[str]:
+    """How often the family that lintgpu names is the one of the kernel that ran."""
+    rows = [row for row in read(data / "h200" / "gemm_calib.csv.gz") if row["layout"][0] in "NT" and named(row["kernel"])]
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for row, cost in zip(rows, costs_of(rows, profile), strict=True):
+        hits[row["dtype"]].append(cost.kernel.removesuffix(f" {SPLIT_K}") == named(row["kernel"]))
+    return [f"| {dtype} | {len(right)} | {statistics.mean(right):.1%} |" for dtype, right in sorted(hits.items())]
+
+
 def tail_waves(groups: Sequence[Group], least: float) -> Counts:
     """Whether some size within 256 does the same work at least `least` times as fast."""
     best = [
@@ -183,9 +210,11 @@ def advice(data: Path, profile: Profile) -> list[str]:
         f"| padding gains 5 % or more, layers of 20 us and more: precision / recall ({len(large)} layers) | {paddings(large, 1.05).text} |",
         f"| the same, all sizes ({len(everything)} layers) | {paddings(everything, 1.05).text} |",
         f"| a gain of 20 % or more, all sizes | {paddings(everything, 1.20).text} |",
+        f"| such gains that are predicted to be 5 % or more, 20 us and more / all sizes | {seen(large):.3f} / {seen(everything):.3f} |",
         f"| mean regret of the advice, 20 us and more / all sizes | {regret(large):.1%} / {regret(everything):.1%} |",
         f"| tail wave of 8 % or more, all sizes: precision / recall | {tail_waves(everything, 1.08).text} |",
         f"| time of a GEMM, mean absolute error ({len(rows)} GEMMs) | {mean:.1%} |",
+        f"| the same after one factor for the clock of each layer's measurement | {clocked(rows, costs):.1%} |",
         f"| measured times inside the 80 % band | {inside:.0%} |",
     ]
 
@@ -295,13 +324,33 @@ def page(data: Path) -> str:
             *head,
             *single_gemms(data, h200),
             "",
-            "## Other GPUs, bf16 NT",
+            "## Kernel families on the H200",
             "",
-            "Fitted to published CUDA-graph times by `benchmarks/fit_public.py` (calibrated), or judged by the H200's own fit (sibling,",
-            "which aims at the clocks of sustained load); the rows below were held back from both.",
+            "| dtype | GEMMs | family named as the one that ran |",
+            "|---|---|---|",
+            *kernel_families(data, h200),
+            "",
+            "## Other GPUs, aligned NT",
+            "",
+            "Fitted to published times by `benchmarks/fit_public.py`, or for the H200 by its own measurements, which aim at the clocks of",
+            "sustained load; the rows below were held back from the fits. The fp16 rows of the A100 and the H100 come from another",
+            "publication than those their profiles were fitted to, and were measured another way.",
             "",
             *head,
             *other_gpus(data),
+            "",
+            "The same GPUs as if nobody had measured them, by a sibling's calibration or the datasheet alone:",
+            "",
+            *head,
+            *left_out(data),
+            "",
+            "## Whole steps on the H200",
+            "",
+            "bf16 means autocast; eager, default and reduce-overhead are modes of torch.compile. The CPU's times are those of the hosts",
+            "that lintgpu assumes, and waits for Python depend on them. The figures for compiled code, attention with dropout and the",
+            "host were fitted to these rows, the rest was not.",
+            "",
+            *whole_steps.report(data),
             "",
         ]
     )

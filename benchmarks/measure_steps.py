@@ -14,43 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from plain_gpt import PlainGpt
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Case = tuple[dict[str, Any], Callable[[], Callable[[], object]]]
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int, inner: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
-
-    def forward(self, x: Any) -> Any:
-        b, t, c = x.shape
-        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.ln_1(x)).split(c, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
-        x = x + self.proj(y)
-        return x + self.down(F.gelu(self.up(self.ln_2(x))))
-
-
-class PlainGpt(nn.Module):
-    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, inner: int, context: int) -> None:
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads, inner) for _ in range(layers))
-        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.wte.weight
-
-    def forward(self, ids: Any, labels: Any = None) -> Any:
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        logits = self.head(self.ln(x))
-        return logits if labels is None else F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
 
 
 def train(model: Any, inputs: dict[str, Any], dtype: str, mode: str = "none") -> Callable[[], object]:

@@ -71,7 +71,7 @@ class MisalignedDimension(Rule):
             "odd vocabulary",
             {"config.json": '{"model_type": "gpt2", "n_layer": 12,\n "vocab_size": 50257}\n'},
             ("--batch", "16", "--seq", "1024", "--gpu", "H200"),
-            (Expected("config.json", 2, 16, "vocab_size", (50264, 50304), Severity.ERROR, (0.25, 0.45)),),
+            (Expected("config.json", 2, 16, "vocab_size", (50264, 50304), Severity.ERROR, (0.20, 0.45)),),
         ),
         Case(
             "feed-forward of two thirds of 4 d",

@@ -25,6 +25,8 @@ _BLOCK_US = (1.1, 4.0)
 """SM-microseconds that each block of queries costs besides its products, forward and backward."""
 _MASK = {FLASH: (1.8, 1.6), EFFICIENT: (1.17, 1.05)}
 """Slow-down by a mask tensor, forward and backward."""
+_DROPOUT = {FLASH: (2.2, 2.2), EFFICIENT: (1.4, 1.4), MATH: (1.0, 1.0)}
+"""The same by dropout, which cuDNN's kernels leave to older ones: fits to whole GPT-2 training steps of transformers, fp32 and bf16."""
 _RAGGED_MASK = {FLASH: (3.2, 1.9), EFFICIENT: (1.2, 1.07)}
 """The same where the rows of the mask are off the 16-byte grid."""
 
@@ -50,7 +52,8 @@ def attention_us(attention: Attention, dtype: str, phase: str, profile: Profile)
     math = flops / rate * 1e6 if rate else 0.0
     blocks = attention.batch * attention.heads * -(-attention.q_len // _TILE)
     fixed = (8.0 if backward else 3.0) + blocks / profile.sms * _BLOCK_US[backward]
-    return fixed + max(math * _mask_factor(attention, kind, backward), memory), math, memory, kind
+    slower = _mask_factor(attention, kind, backward) * (_DROPOUT[kind][backward] if attention.dropout else 1.0)
+    return fixed + max(math * slower, memory), math, memory, kind
 
 
 def _flops(attention: Attention, backward: bool, whole: bool) -> float:

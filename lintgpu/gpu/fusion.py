@@ -1,26 +1,32 @@
 """What torch.compile takes off: neighbouring small ops become one kernel, and misaligned GEMMs are padded.
 
-Between two GEMMs or attention calls, Inductor reads the inputs of a run of small ops once and writes its results once, whatever the
-number of ops. The figures are fits to compiled GPT-2 and Llama training steps on an H200.
+Between two GEMMs or attention calls, Inductor reads the inputs of a run of small ops once and writes its results once: what one op of the
+run writes and the next one reads never reaches memory. The figures are fits to compiled GPT-2 training steps on an H200
+(benchmarks/whole_steps.py holds them against the measured ones).
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lintgpu.gpu.alignment import is_aligned
 from lintgpu.gpu.costs import OpCost
 from lintgpu.gpu.gemms import ELEMENT_BYTES
 from lintgpu.gpu.memory import traffic, transfer_us
 from lintgpu.gpu.profiles import Profile
-from lintgpu.trace.records import Gemm, Op
+from lintgpu.trace.records import BACKWARD, Gemm, Op
 
+_REDUCING = frozenset({"norm", "softmax", "loss", "reduction"})
 _FUSIBLE = frozenset({"pointwise", "norm", "softmax", "loss", "reduction", "copy", "random", "view"})
-_BANDWIDTH = 0.72
+_BANDWIDTH = 0.52
 """Share of the bandwidth that generated kernels reach."""
-_PASSES = 1.3
-"""Bytes a fused run moves over those of its largest op."""
+_LARGEST_ROW = 16384
+"""A softmax over longer rows reads its input twice: once for the largest value and the sum, once more for the result."""
+_TENSORS_IN = 3
+"""Of one size that a run reads: what it works on, a saved tensor, a residual. The rest is computed anew from these."""
 _LARGEST_RUN = 24
 _KERNELS_A_RUN = 2.0
 _KERNEL_US = 1.5
@@ -54,15 +60,50 @@ def fuse(ops: Sequence[Op], costs: Sequence[OpCost], profile: Profile) -> tuple[
         if before == 0:
             continue
         count = min(float(len(launched)), _KERNELS_A_RUN)
-        us = min(before, _KERNEL_US * count + transfer_us(_PASSES * max(_moved(ops[i]) for i in launched), _BANDWIDTH, profile))
+        us = min(before, _KERNEL_US * count + transfer_us(moved([ops[i] for i in launched]), _BANDWIDTH, profile))
         for i in launched:
             fused[i] = _scaled(costs[i], us / before)
             kernels[i] = count / len(launched)
     return fused, kernels
 
 
-def _moved(op: Op) -> float:
-    return float(op.bytes_written + (op.bytes_read if traffic(op).reads else 0))
+def moved(run: Sequence[Op]) -> float:
+    """Bytes that the kernels of a fused run read and write."""
+    read: dict[int, list[float]] = defaultdict(list)
+    kept: list[_Written] = []
+    again = 0.0
+    for op in run:
+        left = float(op.bytes_read if traffic(op).reads else 0)
+        size = math.prod(op.shape)
+        for i in reversed(range(len(kept))):
+            if kept[i].bytes <= left and (kept[i].elements == size or op.kind in _REDUCING):
+                left -= kept[i].bytes
+                kept[i] = replace(kept[i], taken=True)
+        if op.kind == "reduction":
+            again += left  # Sums over rows and over columns are kernels of their own.
+        else:
+            read[size].append(left)
+        again += _read_again(op, left)
+        kept.append(_Written(size, float(op.bytes_written)))
+    inputs = sum(sum(sorted(sizes)[:_TENSORS_IN]) for sizes in read.values())
+    return inputs + again + sum(written.bytes for written in kept if not written.taken)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What an op of the run writes; `taken` by a later one it stays in registers."""
+
+    elements: int
+    bytes: float
+    taken: bool = False
+
+
+def _read_again(op: Op, external: float) -> float:
+    if op.kind == "norm" and op.phase == BACKWARD:
+        return float(op.bytes_read)  # The gradients of its weight and bias are sums over columns.
+    if op.kind == "softmax" and op.shape and op.shape[-1] > _LARGEST_ROW:
+        return external
+    return 0.0
 
 
 def _scaled(cost: OpCost, factor: float) -> OpCost:
@@ -84,8 +125,8 @@ def padded(op: Op) -> Op | None:
 
 
 def padding_us(gemm: Gemm, dtype: str, profile: Profile) -> float:
-    """Time to copy the misaligned operands and the result into and out of padded ones."""
+    """Time to write the misaligned operands into padded memory; the result is a view of a padded one."""
     size = ELEMENT_BYTES.get(dtype, 4)
-    sizes = ((gemm.lda, gemm.m * gemm.k), (gemm.ldb, gemm.k * gemm.n), (gemm.ldc, gemm.m * gemm.n))
+    sizes = ((gemm.lda, gemm.m * gemm.k), (gemm.ldb, gemm.k * gemm.n))
     elements = sum(count for ld, count in sizes if not is_aligned(ld, int(size)))
-    return 2.0 + transfer_us(2.0 * gemm.batch * elements * size, 0.5, profile)
+    return 2.0 + transfer_us(gemm.batch * elements * size, _BANDWIDTH, profile)

@@ -1,15 +1,15 @@
 """The CPU's side of a step: microseconds of Python and dispatch for each op, launched kernel or view alike.
 
-The defaults lie in the middle of three hosts that were measured on GPT-2, Llama, BERT, ViT and T5 steps (torch 2.11): 12 to 19 us an op in
-training under autocast, 6 to 8.5 in inference, 20 to 35 a kernel of compiled training code. Hosts differ that much, so `spread` is wide.
+The defaults lie in the middle of the hosts that were measured (torch 2.11): 12 us an op of a training step of plain modules under autocast,
+12 to 20 us of GPT-2, Llama, BERT, ViT, T5 and Whisper of transformers, whose Python does more between two ops; 6 to 8.5 in inference; 20
+to 35 a kernel of compiled training code. Hosts differ that much, so `spread` is wide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lintgpu.trace.records import FORWARD, Op, Parameters
+from lintgpu.trace.records import FORWARD, Parameters, Trace
 from lintgpu.workload import Mode, Workload
 
 
@@ -17,12 +17,16 @@ from lintgpu.workload import Mode, Workload
 class HostProfile:
     """Microseconds of CPU time."""
 
-    autocast_op_us: float = 14.5
-    """One op, forward or backward, of an eager training step under autocast."""
-    train_op_us: float = 11.5
+    autocast_op_us: float = 13.0
+    """One forward op of an eager training step under autocast."""
+    train_op_us: float = 10.5
     """The same without autocast."""
+    backward_op_us: float = 9.5
+    """One backward op, which autograd dispatches without Python."""
     infer_op_us: float = 6.3
     """One op of an eager forward pass without gradients."""
+    library_factor: float = 1.6
+    """How much more an op takes in models of transformers, all told."""
     compiled_train_kernel_us: float = 26.0
     compiled_infer_kernel_us: float = 14.0
     compiled_step_us: float = 300.0
@@ -58,15 +62,16 @@ class HostTimes:
         return HostTimes(self.forward * factor, self.backward * factor, self.optimizer * factor)
 
 
-def eager_times(ops: Sequence[Op], parameters: Parameters, workload: Workload, host: HostProfile) -> HostTimes:
+def eager_times(trace: Trace, workload: Workload, host: HostProfile) -> HostTimes:
     """Each op is dispatched by itself."""
     if workload.mode is not Mode.TRAIN:
         each = host.infer_op_us
     else:
         each = host.autocast_op_us if workload.autocast and workload.dtype in ("bf16", "fp16") else host.train_op_us
-    forward = sum(op.count for op in ops if op.phase == FORWARD)
-    backward = sum(op.count for op in ops if op.phase != FORWARD)
-    return HostTimes(forward * each, backward * each, optimizer_us(parameters, workload, host))
+    factor = host.library_factor if any(name == "transformers" for name, _ in trace.versions) else 1.0
+    forward = sum(op.count for op in trace.ops if op.phase == FORWARD)
+    backward = sum(op.count for op in trace.ops if op.phase != FORWARD)
+    return HostTimes(forward * each * factor, backward * host.backward_op_us * factor, optimizer_us(trace.parameters, workload, host))
 
 
 def compiled_times(

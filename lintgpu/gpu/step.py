@@ -118,7 +118,7 @@ def _gpu_times(ops: Sequence[Op], us: Sequence[float], optimizer: float) -> GpuT
 
 def _host_times(trace: Trace, kernels: Sequence[float], workload: Workload, host: HostProfile) -> HostTimes:
     if not workload.compiled:
-        return eager_times(trace.ops, trace.parameters, workload, host)
+        return eager_times(trace, workload, host)
     forward = sum(op.count * each for op, each in zip(trace.ops, kernels, strict=True) if op.phase == FORWARD)
     backward = sum(op.count * each for op, each in zip(trace.ops, kernels, strict=True) if op.phase != FORWARD)
     return compiled_times(forward, backward, trace.parameters, workload, host)
