@@ -9,6 +9,8 @@ from __future__ import annotations
 GEMV = "gemv"
 """One row or column: dot products, bound by memory."""
 SPLIT_K = "split-k"
+_FEW = 128
+"""Rows or columns from which Hopper's own TF32 kernels are taken."""
 _HALF = ("bf16", "fp16")
 _BLACKWELL_OR_HOPPER = ("Hopper", "Blackwell")
 
@@ -20,14 +22,16 @@ def family(dtype: str, alignment: int, m: int, n: int, layout: str, split: int, 
     """
     if min(m, n) == 1 and (alignment < 16 or dtype in ("fp32", "tf32")) and not (layout == "TN" and alignment >= 16):
         return GEMV
-    found = _gemm_family(dtype, alignment, architecture)
+    found = _gemm_family(dtype, alignment, min(m, n), architecture)
     return f"{found} {SPLIT_K}" if split > 1 else found
 
 
-def _gemm_family(dtype: str, alignment: int, architecture: str) -> str:
+def _gemm_family(dtype: str, alignment: int, narrower: int, architecture: str) -> str:
     if dtype in ("fp32", "fp64"):
         return "simt" if dtype == "fp32" else "xmma"
     if dtype == "tf32":
+        if alignment >= 16 and narrower > _FEW and architecture == "Hopper":
+            return "xmma"
         return f"cutlass_80 align{4 if alignment >= 16 else 1}"
     if dtype == "int8":
         return f"cutlass_80 align{16 if alignment >= 16 else 4}"
@@ -43,7 +47,7 @@ def named(kernel: str) -> str:
     """
     if kernel.startswith("nvjet"):
         return "nvjet"
-    if any(word in kernel for word in ("simt", "ffma", "sgemm")):
+    if any(word in kernel for word in ("simt", "ffma", "sgemm", "f32f32_f32f32")):
         return "simt"
     if any(word in kernel for word in ("gemv", "gemmSN", "std::enable_if", "dot_kernel")):
         return GEMV
