@@ -27,7 +27,9 @@ class Calibration:
     basis: str
     coefficients: Mapping[str, float] = field(default_factory=dict)
     forest: Forest | None = None
-    """Predicts log(time / analytic time) of a GEMM from lintgpu.gpu.gemm.features."""
+    """Predicts log(time / analytic time) of a GEMM from lintgpu.gpu.features."""
+    dtypes_forest: Forest | None = None
+    """What is added to that for other dtypes than bf16."""
     bands: tuple[tuple[str, float, float], ...] = ()
     """(group, low, high): 10 % and 90 % quantiles of log(measured / predicted) on held-out rows of the group."""
     inherited: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class Calibration:
     peaks: tuple[tuple[str, float], ...] = ()
 
 
+_FORESTS = ("forest", "dtypes_forest")
 _PLAIN = ("gpu", "basis", "compute_capability", "sms", "boost_mhz", "memory_gb", "bandwidth_gbps", "l2_mb")
 
 
@@ -57,9 +60,15 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         "versions": calibration.versions,
         "peaks": calibration.peaks,
     }
-    arrays: dict[str, Any] = {f"forest_{name}": array for name, array in calibration.forest.arrays().items()} if calibration.forest else {}
+    forests = {name: forest for name in _FORESTS if (forest := getattr(calibration, name)) is not None}
+    arrays: dict[str, Any] = {f"{name}:{part}": array for name, forest in forests.items() for part, array in forest.arrays().items()}
     with path.open("wb") as file:
         np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+
+
+def _forest(data: Any, name: str) -> Forest | None:
+    arrays = {key.partition(":")[2]: data[key] for key in data.files if key.partition(":")[0] == name}
+    return Forest.from_arrays(arrays) if arrays else None
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -69,11 +78,11 @@ def load_calibration(path: Path) -> Calibration:
             header = json.loads(str(data["header"]))
             if header.get("format") != FORMAT:
                 raise ValueError(f"{path}: calibration format {header.get('format')!r}, this version reads {FORMAT}")
-            arrays = {name.removeprefix("forest_"): data[name] for name in data.files if name.startswith("forest_")}
             return Calibration(
                 **{name: header[name] for name in _PLAIN},
                 coefficients=header["coefficients"],
-                forest=Forest.from_arrays(arrays) if arrays else None,
+                forest=_forest(data, "forest"),
+                dtypes_forest=_forest(data, "dtypes_forest"),
                 bands=tuple((str(g), float(low), float(high)) for g, low, high in header["bands"]),
                 inherited=tuple(map(str, header.get("inherited", ()))),
                 versions=tuple((str(a), str(b)) for a, b in header["versions"]),

@@ -94,7 +94,11 @@ def correction(
     assert calibration is not None
     assert calibration.forest is not None
     values = coefficients(profile)
-    found = calibration.forest.predict(features(gemms, us, math_us, memory_us, tiling, profile.sms))
+    x = features(gemms, us, math_us, memory_us, tiling, profile.sms)
+    found = calibration.forest.predict(x)
+    others = gemms.dtype != DTYPES.index("bf16")
+    if calibration.dtypes_forest is not None and others.any():
+        found[others] += calibration.dtypes_forest.predict(x[:, others])
     # Two kernels with narrow loads differ by less than the forest thinks: it has seen few of each size.
     for name, group in (("narrow_4_mean", (alignment < 16) & (alignment >= 4)), ("narrow_2_mean", alignment < 4)):
         if name in values:
@@ -146,7 +150,8 @@ def bands(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64], profile: P
     found = np.array([known.get(name, unknown) for name in groups], dtype=np.float64).reshape(-1, 2)
     inherited = frozenset(profile.calibration.inherited) if profile.calibration else frozenset()
     basis = tuple(SIBLING if name in inherited else profile.basis if name in known else SPECIFICATION for name in groups)
-    return np.exp(found[:, 0]), np.exp(found[:, 1]), basis
+    # Rows measured at other clocks than a step's may all lie on one side; the prediction is still inside its own band.
+    return np.exp(np.minimum(found[:, 0], 0.0)), np.exp(np.maximum(found[:, 1], 0.0)), basis
 
 
 def band_groups(gemms: Gemms, us: FloatArray, alignment: NDArray[np.int64]) -> NDArray[np.str_]:
