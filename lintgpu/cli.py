@@ -169,13 +169,13 @@ def verify(findings_file: str, **options: Any) -> None:
     above --fail-on is left; 1: there is one; 2: something could not be measured or read.
     """
     from lintgpu import engine
-    from lintgpu.report.read import BadDocument, read_document
+    from lintgpu.report.read import BadDocument, read_findings
 
     started = time.monotonic()
     try:
-        document = read_document(Path(findings_file).read_text(encoding="utf-8"), findings_file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _FileError(findings_file, getattr(error, "strerror", None) or str(error)) from error
+        document = read_findings(findings_file)
+    except OSError as error:
+        raise _FileError(findings_file, error.strerror or str(error)) from error
     except BadDocument as error:
         click.echo(str(error), err=True)
         sys.exit(FAILED)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from lintgpu.finding import Change, Confidence, Edit, Finding, FindingCost, Fix, Related, Severity, Span
 from lintgpu.report.json_ import SCHEMA_VERSION
-from lintgpu.workload import Mode
+from lintgpu.settings import workload_values
 
 _NUMBERS = ("batch", "sequence", "tensor_parallel", "expert_parallel")
+MAX_BYTES = 64 * 2**20
+"""A finding takes about 2 KiB."""
+_SHAPES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, msgspec.MsgspecError)
+"""What data of another shape raises where it is read."""
 
 
 class BadDocument(ValueError):
@@ -29,12 +36,26 @@ class Document:
     """Values that were given (on the command line or in the settings); the others are read or assumed again."""
 
 
+def read_findings(path: str) -> Document:
+    """The findings in the file at `path`. Raises BadDocument, and OSError where it cannot be read."""
+    with Path(path).open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise BadDocument(f"{path}: larger than {MAX_BYTES // 2**20} MiB, which no run of lintgpu check writes")
+    try:
+        return read_document(data.decode("utf-8-sig"), path)
+    except UnicodeDecodeError as error:
+        raise BadDocument(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
 def read_document(text: str, path: str) -> Document:
     """The findings in `text`. Raises BadDocument."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_refuse, parse_int=_integer)
     except json.JSONDecodeError as error:
         raise BadDocument(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(f"{path}: not valid JSON: {error}") from error
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION or not isinstance(data.get("findings"), list):
         raise BadDocument(f"{path}: this is not the output of lintgpu check -f json (schema_version {SCHEMA_VERSION})")
     findings = tuple(_finding(item, f"{path}: findings[{i}]") for i, item in enumerate(data["findings"]))
@@ -43,7 +64,7 @@ def read_document(text: str, path: str) -> Document:
         paths = tuple(dict.fromkeys(str(target["path"]) for target in targets))
         gpus = tuple(dict.fromkeys(str(target["gpu"]) for target in targets))
         given = [{_given(item) for item in target["workload_values"] if item["source"] == "given"} for target in targets]
-    except (KeyError, TypeError, ValueError) as error:
+    except _SHAPES as error:
         raise BadDocument(f"{path}: targets: {_reason(error)}") from error
     # What differs between targets came from the settings of their projects, and comes from there again.
     shared = dict(set.intersection(*given)) if given else {}
@@ -52,7 +73,7 @@ def read_document(text: str, path: str) -> Document:
 
 def _finding(data: Any, where: str) -> Finding:
     try:
-        return Finding(
+        finding = Finding(
             code=data["code"],
             name=data["name"],
             severity=Severity(data["severity"]),
@@ -70,8 +91,20 @@ def _finding(data: Any, where: str) -> Finding:
             details=tuple(data["details"]),
             change=_change(data.get("change")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+        return msgspec.convert(msgspec.to_builtins(finding), Finding)  # Checks the type of every field.
+    except _SHAPES as error:
         raise BadDocument(f"{where}: {_reason(error)}") from error
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _integer(digits: str) -> int:
+    value = int(digits)
+    if abs(value) >= 2**63:
+        raise ValueError(f"{digits[:20]}... is larger than any number that lintgpu writes")
+    return value
 
 
 def _reason(error: Exception) -> str:
@@ -79,7 +112,10 @@ def _reason(error: Exception) -> str:
 
 
 def _span(data: Mapping[str, Any]) -> Span:
-    return Span(data["path"], *(int(data[name]) for name in ("line", "column", "end_line", "end_column")))
+    places = [int(data[name]) for name in ("line", "column", "end_line", "end_column")]
+    if min(places) < 0:
+        raise ValueError("a line or column below 0")
+    return Span(data["path"], *places)
 
 
 def _cost(data: Mapping[str, Any] | None) -> FindingCost | None:
@@ -105,10 +141,9 @@ def _change(data: Mapping[str, Any] | None) -> Change | None:
 
 
 def _given(item: Mapping[str, str]) -> tuple[str, Any]:
-    """One value of a workload from its text, see lintgpu.workload.values."""
+    """One value of a workload from its text, see lintgpu.workload.values. Raises ValueError for what no setting may say."""
     name, value = item["name"], item["value"]
-    if name in _NUMBERS:
-        return name, int(value)
-    if name == "mode":
-        return name, Mode(value)
-    return name, value == "on" if name == "autocast" else value
+    if name == "gpu":
+        return name, str(value)
+    read: Any = int(value) if name in _NUMBERS else value == "on" if name == "autocast" else value
+    return name, workload_values({name: read})[name]
