@@ -6,8 +6,18 @@ import os
 from collections.abc import Iterator
 
 from lintgpu.finding import Finding, Severity
-from lintgpu.report.base import FileError, Report
-from lintgpu.report.shared import cost_line, errors_of_their_own, judged_on, measured_line, summary_line, target_line, verification_lines
+from lintgpu.report.base import FileError, Report, TargetSummary
+from lintgpu.report.shared import (
+    cost_line,
+    errors_of_their_own,
+    judged_on,
+    measured_line,
+    not_judged,
+    only_estimated,
+    summary_line,
+    target_line,
+    verification_lines,
+)
 from lintgpu.report.text import one_line
 
 NAME = "github"
@@ -23,6 +33,8 @@ def render(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield from (_finding(finding) for finding in report.findings)
     yield from (_error(error) for error in errors_of_their_own(report))
+    told = {(finding.code, finding.target) for finding in report.findings}
+    yield from (_estimated(one) for one in report.targets if only_estimated(one) and ("LG001", one.name) not in told)
     yield from (target_line(target) for target in report.targets)
     yield from verification_lines(report)
     yield summary_line(report)
@@ -46,6 +58,10 @@ def _error(error: FileError) -> str:
     properties |= {"line": error.line} if error.line else {}
     properties |= {"col": error.column} if error.line and error.column else {}
     return _command("error", properties | {"title": "lintgpu could not check this"}, one_line(error.message))
+
+
+def _estimated(target: TargetSummary) -> str:
+    return _command("notice", {"file": target.path.replace(os.sep, "/"), "title": "lintgpu could only estimate this"}, not_judged(target))
 
 
 def _command(name: str, properties: dict[str, str | int], message: str) -> str:

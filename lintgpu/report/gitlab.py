@@ -9,7 +9,7 @@ from typing import Any
 
 from lintgpu.finding import Finding, Severity
 from lintgpu.report.base import FileError, Report, TargetSummary
-from lintgpu.report.shared import cost_line, errors_of_their_own, fingerprint, measured_line, not_judged
+from lintgpu.report.shared import cost_line, errors_of_their_own, fingerprint, measured_line, not_judged, only_estimated
 from lintgpu.report.text import json_text, one_line
 
 NAME = "gitlab"
@@ -18,12 +18,13 @@ _SEVERITIES = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE
 
 
 def render(report: Report) -> str:
-    """A JSON array with one entry a finding, and one for everything that could not be checked."""
+    """A JSON array with one entry a finding, and one for everything that could not be checked or only estimated."""
     seen: Counter[str] = Counter()
     entries = [_finding(finding, seen) for finding in report.findings]
     entries += [_error(error, seen) for error in errors_of_their_own(report)]
     told = {(finding.code, finding.target) for finding in report.findings}
     entries += [_failed(target, seen) for target in report.targets if target.basis == "failed" and ("LG001", target.name) not in told]
+    entries += [_estimated(target, seen) for target in report.targets if only_estimated(target) and ("LG001", target.name) not in told]
     return json_text(entries)
 
 
@@ -51,6 +52,11 @@ def _error(error: FileError, seen: Counter[str]) -> dict[str, Any]:
 def _failed(target: TargetSummary, seen: Counter[str]) -> dict[str, Any]:
     path = _path(target.path)
     return _entry(not_judged(target), "lintgpu-target", _hashed(seen, "target", path, target.name, target.gpu), "major", path, 0)
+
+
+def _estimated(target: TargetSummary, seen: Counter[str]) -> dict[str, Any]:
+    path = _path(target.path)
+    return _entry(not_judged(target), "lintgpu-estimated", _hashed(seen, "estimated", path, target.name, target.gpu), "info", path, 0)
 
 
 def _entry(description: str, check: str, print_: str, severity: str, path: str, line: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from lintgpu.finding import Finding, Related, Span
 from lintgpu.report.base import FileError, Report, TargetSummary
 from lintgpu.report.json_ import cost_data, measured_data, target_data, verification_data
-from lintgpu.report.shared import fingerprint, measured_line
+from lintgpu.report.shared import fingerprint, measured_line, only_estimated
 from lintgpu.report.text import json_text
 from lintgpu.rule import Rule, all_rules
 
@@ -160,8 +160,9 @@ def _fix(finding: Finding) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     failed = [target for target in report.targets if target.basis == "failed"]
-    notifications = [_error(error) for error in report.errors] + [_failed(target) for target in failed]
-    return {"executionSuccessful": not notifications, "toolExecutionNotifications": notifications}
+    notifications = [_error(error) for error in report.errors] + [_untraced(target, "error") for target in failed]
+    estimated = [_untraced(target, "warning") for target in report.targets if only_estimated(target)]
+    return {"executionSuccessful": not notifications, "toolExecutionNotifications": notifications + estimated}
 
 
 def _error(error: FileError) -> dict[str, Any]:
@@ -172,11 +173,11 @@ def _error(error: FileError) -> dict[str, Any]:
     return notification
 
 
-def _failed(target: TargetSummary) -> dict[str, Any]:
+def _untraced(target: TargetSummary, level: str) -> dict[str, Any]:
     reason = target.assumptions[0] if target.assumptions else "could not be traced"
     return {
         "descriptor": {"id": "trace"},
-        "level": "error",
+        "level": level,
         "message": {"text": f"{target.name}: {reason}"},
         "locations": [{"physicalLocation": {"artifactLocation": _artifact(target.path)}}],
     }

@@ -51,6 +51,11 @@ def not_judged(target: TargetSummary) -> str:
     return one_line(f"{target.name}: {reason}")
 
 
+def only_estimated(target: TargetSummary) -> bool:
+    """Whether a trace was wanted and only the numbers of the config were judged: what a trace alone shows was not looked for."""
+    return target.basis == "estimated" and not target.static
+
+
 def measured_line(measured: Measurement) -> str:
     """The verdict with the measured figures beside the predicted ones."""
     return f"{measured.verdict.value}: {measured.reason}"
@@ -119,6 +124,7 @@ def target_line(target: TargetSummary) -> str:
         parts.insert(0, "NOT CHECKED")
     elif target.step_us is not None:
         parts.append(f"step {duration(target.step_us)}, bound by {target.bound or 'nothing known'}, {target.basis}")
+        parts += target.assumptions[:1] if only_estimated(target) else ()
     return one_line("; ".join(part for part in parts if part))
 
 
@@ -156,11 +162,13 @@ def _not_done(report: Report) -> list[str]:
     )
     unread, unknown, unmeasured, broken = errors.pop("file", 0), errors.pop("gpu", 0), errors.pop("verify", 0), errors.total()
     failed = sum(target.basis == "failed" and not target.static for target in report.targets)
+    estimated = sum(only_estimated(target) for target in report.targets)
     unbuilt = sum(target.basis == "failed" and target.static for target in report.targets)
     way_out = "pip install 'lintgpu[hf]', then run without --static"
     said = (
         (unread, f"{plural(unread, 'file')} could not be read."),
         (failed, f"{plural(failed, 'target')} could not be traced."),
+        (estimated, f"{plural(estimated, 'target')} not traced, only estimated from the numbers of the config."),
         (unbuilt, f"{plural(unbuilt, 'target')} could not be estimated without torch: {way_out}."),
         (unknown, f"{plural(unknown, 'GPU')} unknown."),
         (unmeasured, "The verification is not whole."),

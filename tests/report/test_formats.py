@@ -259,3 +259,29 @@ def test_junit_passes_notes_and_fails_what_was_not_checked(reports):
     root = ElementTree.fromstring(FORMATS["junit"].render(reports["hostile"]))
     assert [root.get(name) for name in ("failures", "errors")] == ["1", "4"]
     assert len([outcome for outcome in root.iter("system-out") if "no such line" in outcome.text]) == 1
+
+
+# What was only estimated
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_target_that_could_only_be_estimated_never_looks_clean(name, reports):
+    reason = "not traced: torch is not installed (pip install 'lintgpu[trace]')"
+    (target, *_) = reports["clean"].targets
+    estimated = replace(target, basis="estimated", assumptions=(reason,))
+    text = FORMATS[name].render(replace(reports["clean"], targets=(estimated,)))
+    assert "torch is not installed" in text
+    if name in ("concise", "full", "github"):
+        assert text.endswith("1 target not traced, only estimated from the numbers of the config.\n")
+    asked_for = FORMATS[name].render(replace(reports["clean"], targets=(replace(estimated, static=True),)))
+    assert "only estimated" not in asked_for
+
+
+def test_sarif_and_gitlab_keep_an_estimate_apart_from_a_failure(reports):
+    (target, *_) = reports["clean"].targets
+    report = replace(reports["clean"], targets=(replace(target, basis="estimated", assumptions=("not traced: no torch",)),))
+    invocation = run_of(report)["invocations"][0]
+    assert invocation["executionSuccessful"]
+    assert [item["level"] for item in invocation["toolExecutionNotifications"]] == ["warning"]
+    (entry,) = json.loads(FORMATS["gitlab"].render(report))
+    assert (entry["severity"], entry["check_name"]) == ("info", "lintgpu-estimated")
